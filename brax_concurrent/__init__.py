@@ -1,0 +1,38 @@
+"""Robot simulation for reinforcement learning, scheduled out of order like a processor's instructions.
+
+Importing the package is cheap: a public name loads its module, and with it JAX and Numba, on first use.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from brax_concurrent.envs import State, list_envs, make
+    from brax_concurrent.envs.simulator import Simulator
+    from brax_concurrent.training.rollout import rollout
+
+__version__ = "0.1.0.dev0"
+
+__all__ = ["Simulator", "State", "list_envs", "make", "rollout"]
+
+_HOMES = {
+    "Simulator": "brax_concurrent.envs.simulator",
+    "State": "brax_concurrent.envs",
+    "list_envs": "brax_concurrent.envs",
+    "make": "brax_concurrent.envs",
+    "rollout": "brax_concurrent.training.rollout",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

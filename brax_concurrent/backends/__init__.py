@@ -1,0 +1,1 @@
+"""Compile, allocate and launch, on the CPU and on CUDA."""

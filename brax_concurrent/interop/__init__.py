@@ -1,0 +1,1 @@
+"""The crossings to other libraries: JAX, Gymnasium, Brax, PyTorch."""

@@ -1,0 +1,1 @@
+"""Neural networks as kernel streams for the same scheduler."""

@@ -1,0 +1,1 @@
+"""Which tasks may run at once: footprints, the window, and the schedulers built on them."""

@@ -1,0 +1,1 @@
+"""Collecting experience and learning from it."""
