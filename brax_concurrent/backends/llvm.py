@@ -1,0 +1,488 @@
+"""Lane programs to LLVM IR: a machine vector per value (`lanes` > 1, the CPU) or a scalar (1, a GPU thread).
+
+In vector form a block that runs for some lanes only runs under a mask: it is jumped over when no lane is active, and
+its stores to what outlives it keep the other lanes' numbers. In scalar form the same blocks are plain branches. Either
+way a lane's results do not depend on its neighbours.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+from llvmlite import ir
+
+from brax_concurrent.backends.program import Block, Break, Loop, Place, Store, Value, When, collect_locals
+from brax_concurrent.backends.rows import RowCopier
+
+I1, I8, I32, I64 = ir.IntType(1), ir.IntType(8), ir.IntType(32), ir.IntType(64)
+TILE = 32
+
+
+def round_f32(x: float) -> float:
+    """`x` rounded to single precision."""
+    try:
+        return struct.unpack("f", struct.pack("f", x))[0]
+    except OverflowError:
+        return float("inf") if x > 0 else float("-inf")
+
+
+class Emitter:
+    """Writes one lane program into an LLVM function.
+
+    Args:
+        builder: positioned where the program is to start.
+        program: the LaneProgram.
+        lanes: lanes per machine vector; 1 for scalar code.
+        arena: i8 pointer to the tile's arena, at the first lane of this vector for floats (`float_shift`) ..
+        lane_offset: i64, first lane of this vector within the tile.
+        env: i64 index of the first lane's environment.
+        num_envs: i64 number of environments.
+        user: i8 pointers to the user arrays by name.
+        gpu: whether this is NVVM IR: pointers are to global memory.
+    """
+
+    def __init__(self, builder: Any, program: Any, lanes: int, arena: Any, lane_offset: Any, env: Any, num_envs: Any,
+                 user: dict[str, Any], gpu: bool = False):  # fmt: skip
+        self.b, self.program, self.layout, self.lanes = builder, program, program.layout, lanes
+        self.user, self.num_envs, self.gpu = user, num_envs, gpu
+        self.space = 1 if gpu else 0  # global memory
+        self.float = ir.FloatType() if program.layout.precision == "f32" else ir.DoubleType()
+        self.item = 4 if program.layout.precision == "f32" else 8
+        self.arena = {
+            "f": self.b.gep(arena, [self.b.mul(lane_offset, I64(self.item))]),
+            "i": self.b.gep(arena, [self.b.mul(lane_offset, I64(4))]),
+        }
+        self.values: dict[int, tuple[Any, bool]] = {}  # ident -> (LLVM value, is a vector)
+        self.locals: dict[int, Any] = {}
+        self.level: dict[int, int] = {}  # block -> mask level that its locals are declared at
+        self.mask: Any = None
+        self.mask_level = 0
+        self.levels = 0
+        self.break_target: Any = None
+        self.live_slot: Any = None
+        self.rows: RowCopier | None = None
+        self.env = env
+        self.env_lane, self.env_valid = self._environments(env, num_envs)
+
+    # -- types and constants -----------------------------------------------------------------------------------------
+
+    def scalar_type(self, dtype: str) -> Any:
+        return {"f": self.float, "i": I32, "b": I1}[dtype]
+
+    def type(self, dtype: str) -> Any:
+        scalar = self.scalar_type(dtype)
+        return scalar if self.lanes == 1 else ir.VectorType(scalar, self.lanes)
+
+    def constant(self, x: Any, dtype: str, vector: bool) -> Any:
+        scalar = self.scalar_type(dtype)
+        if dtype == "f":
+            x = round_f32(float(x)) if self.item == 4 else float(x)
+        elif dtype == "i":
+            x = ((int(x) + 2**31) % 2**32) - 2**31
+        else:
+            x = int(bool(x))
+        return (
+            ir.Constant(ir.VectorType(scalar, self.lanes), [ir.Constant(scalar, x)] * self.lanes)
+            if vector
+            else ir.Constant(scalar, x)
+        )
+
+    def splat(self, x: Any) -> Any:
+        """A scalar in all lanes."""
+        vector = ir.VectorType(x.type, self.lanes)
+        first = self.b.insert_element(ir.Constant(vector, ir.Undefined), x, I32(0))
+        zeros = ir.Constant(ir.VectorType(I32, self.lanes), [I32(0)] * self.lanes)
+        return self.b.shuffle_vector(first, ir.Constant(vector, ir.Undefined), zeros)
+
+    def get(self, x: Any, dtype: str, vector: bool) -> Any:
+        """An operand as a scalar or, if `vector`, in all lanes."""
+        vector = vector and self.lanes > 1
+        if not isinstance(x, Value):
+            return self.constant(x, dtype, vector)
+        value, is_vector = self.values[x.ident]
+        if vector and not is_vector:
+            return self.splat(value)
+        return value
+
+    def iota(self, kind: Any, step: int) -> Any:
+        return ir.Constant(ir.VectorType(kind, self.lanes), [ir.Constant(kind, i * step) for i in range(self.lanes)])
+
+    def intrinsic(self, name: str, result: Any, arguments: list[Any]) -> Any:
+        module = self.b.module
+        known = module.globals.get(name)
+        if known is None:
+            known = ir.Function(module, ir.FunctionType(result, [a.type for a in arguments]), name)
+        return self.b.call(known, arguments)
+
+    def suffix(self, kind: Any) -> str:
+        if isinstance(kind, ir.VectorType):
+            return f"v{kind.count}{self.suffix(kind.element)}"
+        return {"float": "f32", "double": "f64"}.get(str(kind), str(kind))
+
+    def all_lanes(self) -> Any:
+        return self.constant(True, "b", True)
+
+    def any_lane(self, mask: Any) -> Any:
+        kind = ir.IntType(self.lanes)
+        return self.b.icmp_unsigned("!=", self.b.bitcast(mask, kind), ir.Constant(kind, 0))
+
+    # -- blocks ------------------------------------------------------------------------------------------------------
+
+    def emit(self) -> None:
+        """The whole program."""
+        with self.b.goto_entry_block():
+            for local in collect_locals(self.program.root):
+                slot = self.b.alloca(self.type(local.dtype), size=local.length)
+                slot.align = self.lanes * self.item
+                self.locals[local.ident] = slot
+        if self.lanes > 1:
+            self.rows = RowCopier(self)
+        self.block(self.program.root)
+
+    def block(self, block: Block) -> None:
+        self.level[id(block)] = self.mask_level
+        if self.rows is not None:
+            self.rows.enter(block)
+        for item in block.body:
+            if isinstance(item, Value):
+                self.value(item)
+            elif isinstance(item, Store):
+                self.store(item.place, item.value)
+            elif isinstance(item, When):
+                self.when(item)
+            elif isinstance(item, Loop):
+                self.loop(item)
+            elif isinstance(item, Break):
+                self.leave(item.cond)
+        if self.rows is not None:
+            self.rows.leave(block)
+
+    def when(self, item: When) -> None:
+        uniform = self.lanes == 1 or item.cond.uniform
+        cond = self.get(item.cond, "b", not uniform)
+        mask, level = self.mask, self.mask_level
+        if not uniform:
+            cond = cond if mask is None else self.b.and_(mask, cond)
+            self._deeper(cond)
+        with self.b.if_then(cond if uniform else self.any_lane(cond)):
+            self.block(item.body)
+        self.mask, self.mask_level = mask, level
+
+    def _deeper(self, mask: Any) -> None:
+        self.levels += 1
+        self.mask, self.mask_level = mask, self.levels
+
+    def loop(self, item: Loop) -> None:
+        varying = self.lanes > 1 and isinstance(item.count, Value) and not item.count.uniform
+        masked = varying or (item.has_break and self.lanes > 1)
+        count = self.get(item.count, "i", varying)
+        outer = (self.mask, self.mask_level, self.break_target, self.live_slot)
+        with self.b.goto_entry_block():
+            counter = self.b.alloca(I32)
+            live = self.b.alloca(self.type("b")) if masked else None
+        self.b.store(I32(0), counter)
+        if masked:
+            self.b.store(self.all_lanes() if self.mask is None else self.mask, live)
+        head, body, done = (self.b.append_basic_block(x) for x in ("head", "body", "done"))
+        self.b.branch(head)
+        self.b.position_at_end(head)
+        k = self.b.load(counter)
+        if varying:
+            active = self.b.and_(self.b.load(live), self.b.icmp_signed("<", self.splat(k), count))
+            self.b.store(active, live)
+            go = self.any_lane(active)
+        else:
+            active = self.b.load(live) if masked else None
+            go = self.b.icmp_signed("<", k, count)
+        self.b.cbranch(go, body, done)
+        self.b.position_at_end(body)
+        self.values[item.counter.ident] = (k, False)
+        if masked:
+            self._deeper(active)
+        self.break_target, self.live_slot = done, live
+        self.block(item.body)
+        self.b.store(self.b.add(k, I32(1)), counter)
+        self.b.branch(head)
+        self.b.position_at_end(done)
+        self.mask, self.mask_level, self.break_target, self.live_slot = outer
+
+    def leave(self, cond: Any) -> None:
+        go_on = self.b.append_basic_block("go_on")
+        if self.lanes == 1:
+            self.b.cbranch(self.get(cond, "b", False), self.break_target, go_on)
+        else:
+            self.mask = self.b.and_(self.mask, self.b.not_(self.get(cond, "b", True)))
+            self.b.store(self.mask, self.live_slot)
+            self.b.cbranch(self.any_lane(self.mask), go_on, self.break_target)
+        self.b.position_at_end(go_on)
+
+    # -- values ------------------------------------------------------------------------------------------------------
+
+    def value(self, v: Value) -> None:
+        vector = self.lanes > 1 and not v.uniform
+        if v.op == "load":
+            result = self.load(v.attr, v.dtype)
+        elif v.op == "table":
+            result = self.table(v, vector)
+        else:
+            dtypes = [a.dtype if isinstance(a, Value) else None for a in v.args]
+            known = next((d for d in reversed(dtypes) if d is not None), v.dtype)
+            args = [
+                self.get(a, "b" if v.op == "select" and i == 0 else (known if v.op != "select" else v.dtype), vector)
+                for i, a in enumerate(v.args)
+            ]
+            result = self.operation(v, args)
+        self.values[v.ident] = (result, vector)
+
+    def operation(self, v: Value, args: list[Any]) -> Any:
+        b, op = self.b, v.op
+        if op in ("sqrt", "abs", "rint", "fma"):
+            if op == "fma":
+                minus_product, minus_sum = v.attr
+                args = [
+                    self.negative(args[0]) if minus_product else args[0],
+                    args[1],
+                    self.negative(args[2]) if minus_sum else args[2],
+                ]
+            if op == "sqrt" and self.gpu:
+                return self.intrinsic(f"llvm.nvvm.sqrt.rn.{'f' if self.item == 4 else 'd'}", args[0].type, args)
+            if op in ("rint", "abs") and self.gpu:  # NVVM lacks LLVM's, libdevice has them
+                name = {"rint": "__nv_rint", "abs": "__nv_fabs"}[op] + ("f" if self.item == 4 else "")
+                return self.intrinsic(name, args[0].type, args)
+            name = {"abs": "fabs"}.get(op, op)
+            return self.intrinsic(f"llvm.{name}.{self.suffix(args[0].type)}", args[0].type, args)
+        if op == "select":
+            return b.select(*args)
+        if op in ("lt", "le", "eq"):
+            symbol = {"lt": "<", "le": "<=", "eq": "=="}[op]
+            is_float = next(a.dtype for a in v.args if isinstance(a, Value)) == "f"
+            return b.fcmp_ordered(symbol, *args) if is_float else b.icmp_signed(symbol, *args)
+        if op in ("convert", "bits", "from_bits"):
+            return self.conversion(v, args[0])
+        if v.dtype == "f" and self.gpu and op in ("add", "sub", "mul"):
+            # The assembler contracts plain PTX mul and add; the .rn forms keep their own rounding.
+            args = [args[0], self.negative(args[1])] if op == "sub" else args
+            name = f"llvm.nvvm.{'mul' if op == 'mul' else 'add'}.rn.{'f' if self.item == 4 else 'd'}"
+            return self.intrinsic(name, args[0].type, args)
+        if v.dtype == "f":
+            return {"add": b.fadd, "sub": b.fsub, "mul": b.fmul, "div": b.fdiv, "neg": self.negative}[op](*args)
+        table = {"add": b.add, "sub": b.sub, "mul": b.mul, "neg": b.neg, "and": b.and_, "or": b.or_, "xor": b.xor,
+                 "shl": b.shl, "lshr": b.lshr, "not": b.not_}  # fmt: skip
+        return table[op](*args)
+
+    def negative(self, x: Any) -> Any:
+        """-x; NVVM's dialect knows no fneg."""
+        return self.b.fsub(ir.Constant(x.type, -0.0), x) if self.gpu else self.b.fneg(x)
+
+    def conversion(self, v: Value, a: Any) -> Any:
+        vector = isinstance(a.type, ir.VectorType)
+
+        def kind(scalar: Any) -> Any:
+            return ir.VectorType(scalar, self.lanes) if vector else scalar
+
+        single = kind(ir.FloatType())
+        if v.op == "bits":
+            return self.b.bitcast(a if self.item == 4 else self.b.fptrunc(a, single), kind(I32))
+        if v.op == "from_bits":
+            x = self.b.bitcast(a, single)
+            return x if self.item == 4 else self.b.fpext(x, kind(self.float))
+        source = v.args[0].dtype
+        if v.dtype == "i":
+            return self.b.fptosi(a, kind(I32)) if source == "f" else self.b.zext(a, kind(I32))
+        if v.dtype == "b":
+            return self.b.icmp_signed("!=", a, self.constant(0, "i", vector))
+        return (self.b.sitofp if source == "i" else self.b.uitofp)(a, kind(self.float))
+
+    def table(self, v: Value, vector: bool) -> Any:
+        """A load from a constant vector. Lanes that are not active may hold any index, so it is brought into range."""
+        kind = self.scalar_type(v.dtype)
+        n, index = len(v.attr), self.get(v.args[0], "i", vector)
+        array = ir.ArrayType(kind, n)
+        name = f"table.{len(self.b.module.globals)}"
+        table = ir.GlobalVariable(self.b.module, array, name, addrspace=self.space)
+        table.global_constant, table.linkage = True, "internal"
+        table.initializer = ir.Constant(array, [self.constant(x, v.dtype, False) for x in v.attr])
+        if not vector:
+            return self.b.load(self.b.gep(table, [I64(0), self.b.zext(index, I64)]))
+        top, zero = self.constant(n - 1, "i", True), self.constant(0, "i", True)
+        index = self.b.select(
+            self.b.icmp_unsigned("<", index, top), index, self.b.select(self.b.icmp_signed("<", index, zero), zero, top)
+        )
+        offsets = self.b.mul(
+            self.b.zext(index, ir.VectorType(I64, self.lanes)),
+            self.splat(I64(kind.width // 8 if v.dtype == "i" else self.item)),
+        )
+        return self.gather(self.b.bitcast(table, ir.PointerType(I8)), offsets, kind, self.all_lanes())
+
+    # -- memory ------------------------------------------------------------------------------------------------------
+
+    def _environments(self, env: Any, num_envs: Any) -> tuple[Any, Any]:
+        """Index of each lane's environment (the last one for lanes beyond it) and which lanes have one of their own."""
+        last = self.b.sub(num_envs, I64(1))
+        if self.lanes == 1:
+            valid = self.b.icmp_signed("<", env, num_envs)
+            return self.b.select(valid, env, last), valid
+        lane = self.b.add(self.splat(env), self.iota(I64, 1))
+        valid = self.b.icmp_signed("<", lane, self.splat(num_envs))
+        return self.b.select(valid, lane, self.splat(last)), valid
+
+    def gather(self, base: Any, offsets: Any, kind: Any, mask: Any) -> Any:
+        """Lanes of `kind` from base + offsets (i64 bytes)."""
+        pointers = self._pointers(base, offsets, kind)
+        result = ir.VectorType(kind, self.lanes)
+        name = f"llvm.masked.gather.{self.suffix(result)}.v{self.lanes}p0"
+        zero = ir.Constant(result, [ir.Constant(kind, 0)] * self.lanes)
+        return self.intrinsic(
+            name, result, [pointers, I32(kind.width // 8 if isinstance(kind, ir.IntType) else self.item), mask, zero]
+        )
+
+    def scatter(self, base: Any, offsets: Any, value: Any, mask: Any) -> None:
+        kind = value.type.element
+        pointers = self._pointers(base, offsets, kind)
+        size = kind.width // 8 if isinstance(kind, ir.IntType) else self.item
+        self.intrinsic(
+            f"llvm.masked.scatter.{self.suffix(value.type)}.v{self.lanes}p0",
+            ir.VoidType(),
+            [value, pointers, I32(size), mask],
+        )
+
+    def _pointers(self, base: Any, offsets: Any, kind: Any) -> Any:
+        address = self.b.add(self.splat(self.b.ptrtoint(base, I64)), offsets)
+        return self.b.inttoptr(address, ir.VectorType(ir.PointerType(kind), self.lanes))
+
+    def _row(self, place: Place) -> tuple[Any, bool]:
+        """(byte offset of the component's row, whether it differs between lanes)."""
+        size = self.layout.row_bytes
+        base = self.layout.rows[place.name, place.component]
+        if place.index is None:
+            return I64(base * size), False
+        stride = self.layout.row_stride[place.name] * size
+        vector = self.lanes > 1 and not place.index.uniform
+        index = self.get(place.index, "i", vector)
+        wide = ir.VectorType(I64, self.lanes) if vector else I64
+        index = self.b.sext(index, wide)
+        scale, start = I64(stride), I64(base * size)
+        if vector:
+            scale, start = self.splat(scale), self.splat(start)
+        return self.b.add(self.b.mul(index, scale), start), vector
+
+    def _pointer(self, place: Place, dtype: str, offset: Any) -> Any:
+        kind = ir.PointerType(self.type(dtype), self.space) if self.space else ir.PointerType(self.type(dtype))
+        return self.b.bitcast(self.b.gep(self.arena[dtype], [offset]), kind)
+
+    def _align(self, dtype: str) -> int:
+        return self.lanes * (self.item if dtype == "f" else 4)
+
+    def load(self, place: Place, dtype: str) -> Any:
+        if place.kind == "user":
+            return self.load_user(place, dtype)
+        if place.local is not None:
+            return self.b.load(self.local_slot(place), align=self._align(dtype) if dtype != "b" else None)
+        offset, varying = self._row(place)
+        if varying:
+            size = self.item if dtype == "f" else 4
+            mask = self.all_lanes() if self.mask is None else self.mask
+            return self.gather(
+                self.arena[dtype], self.b.add(offset, self.iota(I64, size)), self.scalar_type(dtype), mask
+            )
+        return self.b.load(self._pointer(place, dtype, offset), align=self._align(dtype))
+
+    def local_slot(self, place: Place) -> Any:
+        assert place.local is not None
+        index = I32(place.component) if place.index is None else self.get(place.index, "i", False)
+        return self.b.gep(self.locals[place.local.ident], [index])
+
+    def store(self, place: Place, value: Any) -> None:
+        if place.kind == "user":
+            self.store_user(place, value)
+            return
+        dtype = value.dtype if isinstance(value, Value) else {"f": "f", "i": "i", "b": "b"}[_number_type(value)]
+        if place.local is not None:
+            dtype = place.local.dtype
+            new, slot = self.get(value, dtype, True), self.local_slot(place)
+            if self.mask is not None and self.level[id(place.local.block)] != self.mask_level:
+                new = self.b.select(
+                    self.mask, new, self.b.load(slot, align=self._align(dtype) if dtype != "b" else None)
+                )
+            self.b.store(new, slot, align=self._align(dtype) if dtype != "b" else None)
+            return
+        offset, varying = self._row(place)
+        new = self.get(value, dtype, True)
+        if varying:
+            size = self.item if dtype == "f" else 4
+            mask = self.all_lanes() if self.mask is None else self.mask
+            self.scatter(self.arena[dtype], self.b.add(offset, self.iota(I64, size)), new, mask)
+        elif self.mask is None:
+            self.b.store(new, self._pointer(place, dtype, offset), align=self._align(dtype))
+        else:
+            pointer = self._pointer(place, dtype, offset)
+            name = f"llvm.masked.store.{self.suffix(new.type)}.p0"
+            self.intrinsic(name, ir.VoidType(), [new, pointer, I32(self._align(dtype)), self.mask])
+
+    def _user_offset(self, place: Place) -> tuple[Any, Any, int]:
+        """(byte offsets of the lanes' elements, LLVM type of an element, its size)."""
+        columns, dtype = self.program.user[place.name]
+        kind = I8 if dtype == "b" else self.scalar_type(dtype)
+        size = 1 if dtype == "b" else 4 if dtype == "i" else self.item
+        scale, start = I64(columns * size), I64(place.component * size)
+        if self.lanes > 1:
+            scale, start = self.splat(scale), self.splat(start)
+        return self.b.add(self.b.mul(self.env_lane, scale), start), kind, size
+
+    def load_user(self, place: Place, dtype: str) -> Any:
+        if self.rows is not None and place.name in self.rows.plans:
+            return self.rows.load(place)
+        offset, kind, _ = self._user_offset(place)
+        base = self.user[place.name]
+        if self.lanes == 1:
+            pointer = ir.PointerType(kind, self.space) if self.space else ir.PointerType(kind)
+            raw = self.b.load(self.b.bitcast(self.b.gep(base, [offset]), pointer))
+        elif self.program.user[place.name][0] == 1:
+            raw = self._adjacent(base, kind, None)
+        else:
+            raw = self.gather(base, offset, kind, self.all_lanes())
+        if dtype != "b":
+            return raw
+        zero = ir.Constant(raw.type, [I8(0)] * self.lanes) if self.lanes > 1 else I8(0)
+        return self.b.icmp_unsigned("!=", raw, zero)
+
+    def store_user(self, place: Place, value: Any) -> None:
+        dtype = self.program.user[place.name][1]
+        new, base = self.get(value, dtype, True), self.user[place.name]
+        if self.rows is not None and place.name in self.rows.plans:
+            self.rows.store(place, new)
+            return
+        offset, kind, _ = self._user_offset(place)
+        if dtype == "b":
+            new = self.b.zext(new, I8 if self.lanes == 1 else ir.VectorType(I8, self.lanes))
+        if self.lanes == 1:
+            pointer = ir.PointerType(kind, self.space) if self.space else ir.PointerType(kind)
+            with self.b.if_then(self.env_valid):
+                self.b.store(new, self.b.bitcast(self.b.gep(base, [offset]), pointer))
+        else:
+            mask = self.env_valid if self.mask is None else self.b.and_(self.mask, self.env_valid)
+            if self.program.user[place.name][0] == 1:
+                self._adjacent(base, kind, (new, mask))
+            else:
+                self.scatter(base, offset, new, mask)
+
+    def _adjacent(self, base: Any, kind: Any, new: tuple[Any, Any] | None) -> Any:
+        """Load the lanes of an array with one column, which lie side by side, or store `new`, (value, mask).
+
+        Lanes beyond the last environment are loaded as 0.
+        """
+        size = kind.width // 8 if isinstance(kind, ir.IntType) else self.item
+        vector = ir.VectorType(kind, self.lanes)
+        pointer = self.b.bitcast(self.b.gep(base, [self.b.mul(self.env, I64(size))]), ir.PointerType(vector))
+        if new is not None:
+            name = f"llvm.masked.store.{self.suffix(vector)}.p0"
+            return self.intrinsic(name, ir.VoidType(), [new[0], pointer, I32(size), new[1]])
+        zero = ir.Constant(vector, [ir.Constant(kind, 0)] * self.lanes)
+        return self.intrinsic(
+            f"llvm.masked.load.{self.suffix(vector)}.p0", vector, [pointer, I32(size), self.env_valid, zero]
+        )
+
+
+def _number_type(x: Any) -> str:
+    return "b" if isinstance(x, bool) else "i" if isinstance(x, int) else "f"
