@@ -1,0 +1,249 @@
+"""Collision stage: which geoms touch, where and how deep (`mj_collision`).
+
+All candidate pairs are tested; what touches is appended to the lane's own list of contacts. Pairs with a plane are
+unrolled, because their geometry folds (the plane is fixed). The many alike pairs of a robot with itself are a loop at
+run time, each behind a test of bounding spheres, which decides nothing but whether the work is done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from brax_concurrent.kernels.contact_parameters import pair_margin
+from brax_concurrent.kernels.fold import constant
+from brax_concurrent.kernels.kernel import kernel
+from brax_concurrent.kernels.ops import absolute, both, clip, either, maximum, minimum, sqrt, to_int, where
+from brax_concurrent.kernels.vec import Vec, add_scaled, cross, dot, normalize, sub
+
+PLANE, SPHERE, CAPSULE = 0, 2, 3
+"""Values of geom_type (mjtGeom)."""
+
+_MIN_VALUE = 1e-15  # mjMINVAL
+_X_AXIS = (1.0, 0.0, 0.0)
+
+
+@kernel(
+    reads=("geom_xpos", "geom_xmat"),
+    writes=("ncon", "ncon_lost", "contact_dist", "contact_pos", "contact_frame", "contact_pair"),
+)
+def collision(m: Any, w: Any) -> None:
+    """Find the contacts with dist < margin, in order of their pairs, except that looped pairs follow type by type."""
+    contacts = _Contacts(m, w)
+    kinds: dict[tuple[int, int], list[int]] = {}
+    for p in range(m.npair):
+        g1, g2 = m.pair_geom[p, 0], m.pair_geom[p, 1]
+        kind = (m.geom_type[g1], m.geom_type[g2])
+        if kind[0] == PLANE:
+            _COLLIDE[kind](contacts, _Pair(p, _geom(m, w, g1), _geom(m, w, g2), pair_margin(m, p)))
+        else:
+            kinds.setdefault(kind, []).append(p)
+    for kind, pairs in kinds.items():
+        _collide_alike(m, w, contacts, _COLLIDE[kind], pairs)
+    contacts.finish()
+
+
+@dataclass(frozen=True)
+class _Geom:
+    """A geom at run time; `index` is a Python int or a runtime integer, radius and half length are in m.
+
+    Position and axis are read where they are asked for: the far test needs no axis.
+    """
+
+    w: Any
+    index: Any
+    radius: Any
+    half: Any
+
+    @property
+    def pos(self) -> Vec:
+        """The centre, m, world."""
+        return self.w.geom_xpos[self.index]
+
+    @property
+    def axis(self) -> Vec:
+        """The z axis: a plane's normal, a capsule's axis."""
+        return [self.w.geom_xmat[self.index, i] for i in (2, 5, 8)]
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """Two geoms that may touch; `index` is that of the candidate pair, a Python int or a runtime integer."""
+
+    index: Any
+    first: _Geom
+    second: _Geom
+    margin: Any
+
+
+def _geom(m: Any, w: Any, g: int) -> _Geom:
+    return _Geom(w, g, m.geom_size[g, 0], m.geom_size[g, 1])
+
+
+_Collider = Callable[["_Contacts", _Pair], Any]
+
+
+class _Contacts:
+    """The lane's list of contacts while it grows."""
+
+    def __init__(self, m: Any, w: Any):
+        self.w = w
+        self._most = m.nconmax
+        self._count = w.var(0)
+        self._can_overflow = sum(m.pair_maxcontact[p] for p in range(m.npair)) > m.nconmax
+
+    def append(self, pair: Any, touches: Any, dist: Any, pos: Vec, normal: Vec, tangent: Vec) -> None:
+        """Add a contact in the lanes where `touches` holds; what finds no room is counted only."""
+        w, k = self.w, self._count.value
+        room = both(touches, k < self._most) if self._can_overflow else touches
+        with w.when(room):
+            w.contact_dist[k] = dist
+            w.contact_pos[k] = pos
+            w.contact_frame[k] = [*normal, *tangent]
+            w.contact_pair[k] = pair
+        self._count.value = k + to_int(touches)
+
+    def finish(self) -> None:
+        count, most = self._count.value, self._most
+        self.w.ncon[0] = minimum(count, most) if self._can_overflow else count
+        self.w.ncon_lost[0] = maximum(count - most, 0) if self._can_overflow else 0
+
+
+def _collide_alike(m: Any, w: Any, contacts: _Contacts, collide: _Collider, pairs: list[int]) -> None:
+    """Test pairs of the same two types: a loop at run time, unless sizes or margins differ by environment."""
+    ids = [(m.pair_geom[p, 0], m.pair_geom[p, 1]) for p in pairs]
+    sizes = [[m.geom_size[g, i] for g in both_ids for i in (0, 1)] for both_ids in ids]
+    margins = [pair_margin(m, p) for p in pairs]
+    if len(pairs) == 1 or not constant(*margins, *(x for row in sizes for x in row)):
+        for p, (g1, g2), margin in zip(pairs, ids, margins, strict=True):
+            _collide_near(contacts, collide, _Pair(p, _geom(m, w, g1), _geom(m, w, g2), margin))
+        return
+    tables = [w.table(column) for column in (pairs, *zip(*ids, strict=True))]
+    numbers = [_column(w, column) for column in (margins, *zip(*sizes, strict=True))]
+    for i in w.range(len(pairs)):
+        p, g1, g2 = (table[i] for table in tables)
+        margin, radius1, half1, radius2, half2 = (x if constant(x) else x[i] for x in numbers)
+        pair = _Pair(p, _Geom(w, g1, radius1, half1), _Geom(w, g2, radius2, half2), margin)
+        _collide_near(contacts, collide, pair)
+
+
+def _column(w: Any, values: Any) -> Any:
+    """A table of the values, or the value if they are all the same."""
+    return float(values[0]) if len(set(values)) == 1 else w.table([float(v) for v in values])
+
+
+def _collide_near(contacts: _Contacts, collide: _Collider, pair: _Pair) -> None:
+    """Collide the pair where bounding spheres, a little enlarged against rounding, overlap."""
+    first, second = pair.first, pair.second
+    reach = (first.radius + first.half + second.radius + second.half + pair.margin) * 1.00001
+    apart = sub(first.pos, second.pos)
+    with contacts.w.when(dot(apart, apart) <= reach * reach):
+        collide(contacts, pair)
+
+
+# ---- planes ----------------------------------------------------------------------------------------------------------
+
+
+def _plane_sphere(contacts: _Contacts, pair: _Pair) -> None:
+    plane, sphere = pair.first, pair.second
+    dist = dot(sub(sphere.pos, plane.pos), plane.axis) - sphere.radius
+    with contacts.w.when(dist < pair.margin):
+        pos = add_scaled(sphere.pos, plane.axis, -0.5 * dist - sphere.radius)
+        contacts.append(pair.index, True, dist, pos, plane.axis, _any_tangent(plane.axis))
+
+
+def _plane_capsule(contacts: _Contacts, pair: _Pair) -> None:
+    """Its two end spheres against the plane; the first tangent lies along the capsule."""
+    plane, capsule = pair.first, pair.second
+    middle = dot(sub(capsule.pos, plane.pos), plane.axis) - capsule.radius
+    rise = dot(capsule.axis, plane.axis) * capsule.half
+    with contacts.w.when(middle - absolute(rise) < pair.margin):
+        # The axis' component in the plane, as n x a x n: a fixed vertical normal leaves two products of it.
+        along = cross(cross(plane.axis, capsule.axis), plane.axis)
+        tangent = normalize(along, _X_AXIS)[0]
+        for end in (1.0, -1.0):
+            dist = middle + end * rise
+            point = add_scaled(capsule.pos, capsule.axis, end * capsule.half)
+            pos = add_scaled(point, plane.axis, -0.5 * dist - capsule.radius)
+            contacts.append(pair.index, dist < pair.margin, dist, pos, plane.axis, tangent)
+
+
+def _any_tangent(normal: Vec) -> list[Any]:
+    """The tangent that MuJoCo chooses when nothing suggests one (`mju_makeFrame`): along y, or z if y is near."""
+    by_y = absolute(normal[1]) < 0.5
+    base = [0.0, where(by_y, 1.0, 0.0), where(by_y, 0.0, 1.0)]
+    along = where(by_y, normal[1], normal[2])
+    # Its length is at least 0.86.
+    return normalize(add_scaled(base, normal, -along), _X_AXIS)[0]
+
+
+# ---- spheres and capsules --------------------------------------------------------------------------------------------
+
+
+def _sphere_sphere(contacts: _Contacts, pair: _Pair) -> None:
+    _touch(contacts, pair, pair.first.pos, pair.second.pos, True)
+
+
+def _sphere_capsule(contacts: _Contacts, pair: _Pair) -> None:
+    sphere, capsule = pair.first, pair.second
+    along = clip(dot(capsule.axis, sub(sphere.pos, capsule.pos)), -capsule.half, capsule.half)
+    _touch(contacts, pair, sphere.pos, add_scaled(capsule.pos, capsule.axis, along), True)
+
+
+def _capsule_capsule(contacts: _Contacts, pair: _Pair) -> None:
+    """The nearest points of two segments; of parallel ones the ends, as far as they face the other (two contacts).
+
+    With p = pos1 + x1 * axis1 and q = pos2 + x2 * axis2 (axes as long as half the segment, so |x| <= 1), the squared
+    distance is least where ma x1 + mb x2 = u and mb x1 + mc x2 = v.
+    """
+    first, second = pair.first, pair.second
+    axis1, axis2 = ([a * g.half for a in g.axis] for g in (first, second))
+    apart = sub(first.pos, second.pos)
+    ma, mb, mc = dot(axis1, axis1), -dot(axis1, axis2), dot(axis2, axis2)
+    u, v = -dot(axis1, apart), dot(axis2, apart)
+    inverse_a, inverse_c = 1.0 / ma, 1.0 / mc
+    det = ma * mc - mb * mb
+    parallel = absolute(det) < _MIN_VALUE
+    x1 = clip((mc * u - mb * v) / where(parallel, 1.0, det), -1.0, 1.0)
+    free = (v - mb * x1) * inverse_c
+    x2 = clip(free, -1.0, 1.0)
+    x1 = where(either(free > 1.0, free < -1.0), clip((u - mb * x2) * inverse_a, -1.0, 1.0), x1)
+    found = contacts.w.var(0)
+    for trial in contacts.w.range(where(parallel, 4, 1)):
+        # Parallel: the first segment's two ends, then the second's, until there are two contacts.
+        end = where(either(trial == 0, trial == 2), 1.0, -1.0)
+        own = trial < 2
+        end1 = where(own, end, clip((u - mb * end) * inverse_a, -1.0, 1.0))
+        end2 = where(own, clip((v - mb * end) * inverse_c, -1.0, 1.0), end)
+        point1 = add_scaled(first.pos, axis1, where(parallel, end1, x1))
+        point2 = add_scaled(second.pos, axis2, where(parallel, end2, x2))
+        touches = _touch(contacts, pair, point1, point2, found.value < 2)
+        found.value = found.value + to_int(touches)
+
+
+def _touch(contacts: _Contacts, pair: _Pair, point1: Vec, point2: Vec, wanted: Any) -> Any:
+    """Append the contact of two spheres about the points, with the geoms' radii; returns whether they touch."""
+    first, second = pair.first, pair.second
+    apart = sub(point2, point1)
+    length = sqrt(dot(apart, apart))
+    dist = length - first.radius - second.radius
+    touches = dist < pair.margin
+    if wanted is not True:
+        touches = both(touches, wanted)
+    with contacts.w.when(touches):
+        # Where the points coincide, MuJoCo takes the normal of the plane of the two z axes.
+        aside = normalize(cross(first.axis, second.axis), _X_AXIS)[0]
+        normal = normalize(apart, aside)[0]
+        pos = add_scaled(point1, normal, first.radius + 0.5 * dist)
+        contacts.append(pair.index, True, dist, pos, normal, _any_tangent(normal))
+    return touches
+
+
+_COLLIDE = {
+    (PLANE, SPHERE): _plane_sphere,
+    (PLANE, CAPSULE): _plane_capsule,
+    (SPHERE, SPHERE): _sphere_sphere,
+    (SPHERE, CAPSULE): _sphere_capsule,
+    (CAPSULE, CAPSULE): _capsule_capsule,
+}
