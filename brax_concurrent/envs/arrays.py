@@ -1,0 +1,81 @@
+"""Checks at the boundary, and the way from named arrays to a native call."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from brax_concurrent.backends.native import CpuProgram
+from brax_concurrent.interop.jax_ffi import ffi_call
+from brax_concurrent.kernels.model import Model
+
+DTYPES = ("float32", "float64")
+SCHEDULERS = ("serial",)
+
+
+def validate_batch(num_envs: Any, dtype: Any, threads: Any) -> None:
+    """Raise ValueError unless these are a batch size, a floating-point type that JAX has on, and a thread count."""
+    if isinstance(num_envs, bool) or not isinstance(num_envs, (int, np.integer)) or num_envs < 1:
+        raise ValueError(f"num_envs: expected a whole number of at least 1, got {num_envs!r}")
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype: expected one of {DTYPES}, got {dtype!r}")
+    if dtype == "float64" and not jax.config.jax_enable_x64:  # type: ignore[attr-defined]
+        raise ValueError("dtype: 'float64' needs jax.config.update('jax_enable_x64', True)")
+    if isinstance(threads, bool) or not isinstance(threads, int) or threads < 0:
+        raise ValueError(f"threads: expected a whole number of at least 0, got {threads!r}")
+
+
+def resolve_backend(backend: str) -> str:
+    """Which of "cpu" and "cuda" a `backend` argument means; "auto" takes the platform that JAX computes on."""
+    if backend not in ("auto", "cpu", "cuda"):
+        raise ValueError(f"backend: expected 'auto', 'cpu' or 'cuda', got {backend!r}")
+    on_gpu = jax.default_backend() in ("gpu", "cuda")
+    if backend == "cuda" and not on_gpu:
+        raise ValueError(f"backend: 'cuda' needs JAX on a CUDA GPU; it computes on {jax.default_backend()!r}")
+    return "cuda" if on_gpu and backend != "cpu" else "cpu"
+
+
+def validate_scheduler(scheduler: str) -> str:
+    """Raise ValueError for a scheduler that there is not."""
+    if scheduler not in SCHEDULERS:
+        raise ValueError(f"scheduler: expected one of {SCHEDULERS}, got {scheduler!r}")
+    return scheduler
+
+
+def checked(name: str, value: Any, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+    """`value` as a JAX array of exactly this shape and dtype.
+
+    Python and NumPy values are converted by `jnp.asarray` (so NumPy's float64 becomes float32 unless JAX's 64-bit mode
+    is on); a dtype that differs after that is an error, never a cast.
+    """
+    array = value if isinstance(value, jax.Array) else jnp.asarray(value)
+    if array.shape != shape or array.dtype != dtype:
+        raise ValueError(
+            f"{name}: expected {jnp.dtype(dtype).name}{list(shape)}, got {array.dtype.name}{list(array.shape)}"
+        )
+    return array
+
+
+def default_model_values(model: Model, per_env: Sequence[str]) -> dict[str, np.ndarray]:
+    """The model's own values of per-environment quantities; ValueError for what is no real-valued quantity."""
+    known = {
+        name: value
+        for name in dir(model)
+        if isinstance(value := getattr(model, name), np.ndarray) and value.dtype.kind == "f"
+    }
+    for name in per_env:
+        if name not in known:
+            raise ValueError(
+                f"per_env: {name!r} is no real-valued quantity of the model; known: {', '.join(sorted(known))}"
+            )
+    return {name: known[name] for name in per_env}
+
+
+def run(native: CpuProgram, arrays: Mapping[str, Any], num_envs: int) -> dict[str, jax.Array]:
+    """Call a program with the arrays that it takes by name; the results by name."""
+    results = ffi_call(native, [arrays[spec.name] for spec in native.inputs], num_envs)
+    return {spec.name: result for spec, result in zip(native.outputs, results, strict=True)}

@@ -1,0 +1,267 @@
+"""Environments: `reset` and `step` as pure functions of pytrees."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from brax_concurrent.backends.native import CpuProgram
+from brax_concurrent.envs import program
+from brax_concurrent.envs.arrays import (
+    checked,
+    default_model_values,
+    resolve_backend,
+    run,
+    validate_batch,
+    validate_scheduler,
+)
+from brax_concurrent.envs.state import State
+from brax_concurrent.envs.stream import StreamBuilder
+from brax_concurrent.envs.task import Task
+from brax_concurrent.kernels.model import Model, load_model
+from brax_concurrent.kernels.specialize import MODEL_PREFIX
+
+_COUNTERS = ("contacts_lost", "diverged", "bad_actions")
+
+
+class Env:
+    """A batch of environments of one task.
+
+    `reset`, `reset_to`, `reset_where` and `step` work eagerly and inside `jax.jit`, `lax.scan`, `vmap` and `shard_map`.
+
+    Args:
+        task: what is simulated and how it is scored.
+        num_envs: environments in the batch, at least 1.
+        backend, scheduler: see `make`.
+        dtype: "float32", or "float64" (with `jax_enable_x64`).
+        autoreset: whether `step` resets environments that ended, each to a fresh random state.
+        threads: CPU threads at most; 0: all cores.
+        per_env: model quantities that differ between environments, e.g. ("geom_friction", "body_mass").
+
+    Raises:
+        ValueError: num_envs < 1, an unknown dtype, float64 without jax_enable_x64, or an unknown model quantity.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        num_envs: int,
+        *,
+        backend: str = "auto",
+        scheduler: str = "serial",
+        dtype: str = "float32",
+        autoreset: bool = True,
+        threads: int = 0,
+        per_env: Sequence[str] = (),
+    ):
+        validate_batch(num_envs, dtype, threads)
+        self.backend, self.scheduler = resolve_backend(backend), validate_scheduler(scheduler)
+        self.task, self.num_envs, self.dtype = task, num_envs, jnp.dtype(dtype)
+        self.autoreset, self._threads = autoreset, threads
+        self.model: Model = load_model(task.model, nconmax=task.nconmax)
+        self._defaults = default_model_values(self.model, per_env)
+        self._builder = StreamBuilder(task, self.model, per_env, autoreset)
+        self.per_env = tuple(per_env)
+
+    # -- facts -------------------------------------------------------------------------------------------------------
+
+    @property
+    def name(self) -> str:
+        """The task's name."""
+        return self.task.name
+
+    @property
+    def observation_size(self) -> int:
+        """Entries of an observation."""
+        return self.task.observation_size
+
+    @property
+    def action_size(self) -> int:
+        """Entries of an action."""
+        return self.task.action_size
+
+    @property
+    def action_low(self) -> np.ndarray:
+        """(action_size,) lower bounds."""
+        return self.task.action_low
+
+    @property
+    def action_high(self) -> np.ndarray:
+        """(action_size,) upper bounds."""
+        return self.task.action_high
+
+    @property
+    def dt(self) -> float:
+        """Duration of a control step, s."""
+        return float(self.model.opt.timestep) * self.task.frame_skip
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """Says which states are this environment's: its task, model, arguments and size."""
+        what = (self.task.identity() or f"{type(self.task)} {id(self.task)}", self.model.fingerprint, self.dtype.name)
+        digest = hashlib.sha256(repr((*what, self.per_env)).encode()).hexdigest()[:12]
+        return f"{self.name}[{self.num_envs}]/{digest}"
+
+    def __repr__(self) -> str:
+        return f"Env({self.name!r}, num_envs={self.num_envs}, dtype={self.dtype.name!r})"
+
+    # -- programs ----------------------------------------------------------------------------------------------------
+
+    @functools.cached_property
+    def _step_program(self) -> CpuProgram:
+        return self._compile("control_step")
+
+    @functools.cached_property
+    def _reset_program(self) -> CpuProgram:
+        return self._compile("reset_all")
+
+    @functools.cached_property
+    def _reset_where_program(self) -> CpuProgram:
+        return self._compile("reset_where")
+
+    @functools.cached_property
+    def _restart_program(self) -> CpuProgram:
+        return self._compile("restart")
+
+    def _compile(self, kind: str) -> CpuProgram:
+        identity = self.task.identity()
+        if identity is not None:
+            identity = f"{kind} {identity} {self.model.fingerprint} {self.per_env} {self.autoreset}"
+        return program.compile_cpu(getattr(self._builder, kind), self.dtype.name, self._threads, identity)
+
+    # -- public operations -------------------------------------------------------------------------------------------
+
+    def reset(self, key: jax.Array, model: Mapping[str, Any] | None = None) -> State:
+        """Fresh random states.
+
+        Args:
+            key: a JAX random key (`jax.random.key(0)` or a legacy uint32 (2,) key).
+            model: values of `per_env` quantities, each `(num_envs, *shape)`; left out: the model's own.
+
+        Raises:
+            TypeError, ValueError: `key` is no key, or `model` does not fit.
+        """
+        state = self._blank(key, model)
+        return self._updated(state, self._run(self._reset_program, state))
+
+    def reset_to(
+        self, qpos: Any, qvel: Any, key: jax.Array | None = None, model: Mapping[str, Any] | None = None
+    ) -> State:
+        """Start from given physics states; the solver's warm start is zero.
+
+        Args:
+            qpos: (num_envs, nq). qvel: (num_envs, nv).
+            key: for later resets; default `jax.random.key(0)`.
+            model: see reset.
+        """
+        state = self._blank(jax.random.key(0) if key is None else key, model)
+        qpos = checked("qpos", qpos, (self.num_envs, self.model.nq), self.dtype)
+        qvel = checked("qvel", qvel, (self.num_envs, self.model.nv), self.dtype)
+        state = state.replace(qpos=qpos, qvel=qvel)
+        return self._updated(state, self._run(self._restart_program, state))
+
+    def reset_where(self, state: State, mask: Any) -> State:
+        """Fresh random states where `mask` (num_envs,) bool holds.
+
+        The others keep their states; their random streams move on.
+        """
+        self._check_state(state)
+        mask = checked("mask", mask, (self.num_envs,), jnp.dtype(bool))
+        return self._updated(state, self._run(self._reset_where_program, state, mask=mask))
+
+    def step(self, state: State, action: Any) -> State:
+        """One control step of all environments.
+
+        Args:
+            state: from this environment's `reset` or `step`.
+            action: (num_envs, action_size). Controls are clamped to the actuators' ranges by the physics, as in
+                MuJoCo. An environment whose action holds NaN or infinity gets zeros and is counted in
+                `info["bad_actions"]`.
+
+        Raises:
+            TypeError, ValueError: wrong type, shape or dtype, or a state of another environment.
+        """
+        self._check_state(state)
+        action = checked("action", action, (self.num_envs, self.action_size), self.dtype)
+        return self._updated(state, self._run(self._step_program, state, action=action))
+
+    # -- plumbing ----------------------------------------------------------------------------------------------------
+
+    def _run(self, native: CpuProgram, state: State, **given: jax.Array) -> dict[str, jax.Array]:
+        carried = {"qpos": state.qpos, "qvel": state.qvel, "obs": state.obs, **state.internal, **given}
+        carried |= {name: state.info[name] for name in _COUNTERS}
+        carried |= {MODEL_PREFIX + name: value.reshape(self.num_envs, -1) for name, value in state.model.items()}
+        return run(native, carried, self.num_envs)
+
+    def _updated(self, state: State, new: dict[str, jax.Array]) -> State:
+        changes: dict[str, Any] = {name: new[name] for name in ("qpos", "qvel", "obs")}
+        for name in ("reward", "terminated", "truncated", "final_obs"):
+            changes[name] = new.get(name, getattr(state, name))
+        if "final_obs" not in new:
+            changes["final_obs"] = new["obs"]
+        changes["internal"] = {name: new.get(name, value) for name, value in state.internal.items()}
+        changes["info"] = {n: new.get(n if n in _COUNTERS else "info." + n, v) for n, v in state.info.items()}
+        changes["metrics"] = {n: new.get("metrics." + n, v) for n, v in state.metrics.items()}
+        return state.replace(**changes)
+
+    def _blank(self, key: jax.Array, model: Mapping[str, Any] | None) -> State:
+        """A state of zeros, with keys and per-environment quantities filled in."""
+        n, m, f = self.num_envs, self.model, self.dtype
+        zeros, counter = jnp.zeros(n, f), jnp.zeros(n, jnp.int32)
+        internal = {
+            "qacc_warmstart": jnp.zeros((n, m.nv), f),
+            "key": self._keys(key),
+            "tick": counter,
+            "elapsed": counter,
+        }
+        internal |= {"memory." + name: jnp.zeros((n, size), f) for name, size in self.task.memory.items()}
+        flags, obs = jnp.zeros(n, bool), jnp.zeros((n, self.observation_size), f)
+        return State(
+            qpos=jnp.zeros((n, m.nq), f),
+            qvel=jnp.zeros((n, m.nv), f),
+            obs=obs,
+            reward=zeros,
+            terminated=flags,
+            truncated=flags,
+            final_obs=obs,
+            info=dict.fromkeys(_COUNTERS, counter) | dict.fromkeys(self.task.info, zeros),
+            metrics=dict.fromkeys(self.task.metrics, zeros),
+            model=self._model_values(model or {}),
+            internal=internal,
+            env=self.fingerprint,
+        )
+
+    def _model_values(self, given: Mapping[str, Any]) -> dict[str, jax.Array]:
+        unknown = sorted(set(given) - set(self.per_env))
+        if unknown:
+            raise ValueError(f"model: {unknown} were not named in per_env={self.per_env}")
+        values = {}
+        for name in self.per_env:
+            shape = (self.num_envs, *self._defaults[name].shape)
+            own = jnp.broadcast_to(jnp.asarray(self._defaults[name], self.dtype), shape)
+            values[name] = checked(f"model[{name!r}]", given[name], shape, self.dtype) if name in given else own
+        return values
+
+    def _keys(self, key: Any) -> jax.Array:
+        if not isinstance(key, jax.Array) or not (
+            jnp.issubdtype(key.dtype, jax.dtypes.prng_key) or (key.dtype == jnp.uint32 and key.shape == (2,))
+        ):
+            got = f"{key.dtype}{list(key.shape)}" if hasattr(key, "dtype") else type(key).__name__
+            raise TypeError(f"key: expected a JAX random key such as jax.random.key(0), got {got}")
+        if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) and key.shape != ():
+            raise ValueError(f"key: expected one key, got an array of keys of shape {key.shape}; use jax.vmap")
+        return jax.random.bits(key, (self.num_envs, 2), jnp.uint32)
+
+    def _check_state(self, state: State) -> None:
+        if not isinstance(state, State):
+            raise TypeError(
+                f"state: expected a State from this environment's reset or step, got {type(state).__name__}"
+            )
+        if state.env != self.fingerprint:
+            raise ValueError(f"state: expected one of {self.fingerprint}, got one of {state.env or 'no environment'}")

@@ -1,0 +1,104 @@
+"""Streams made runnable: specialised to the robot, compiled, and described to the native runner.
+
+A stream that is made by this package's own code alone is kept on disk whole, under a hash of that code and of what was
+asked for: a later process then neither traces nor compiles. Others are traced each time, and only their machine code is
+kept, under a hash of the LLVM code it was made from.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from brax_concurrent.backends import cpu
+from brax_concurrent.backends.native import BufferSpec, CpuProgram
+from brax_concurrent.backends.objects import ObjectCache
+from brax_concurrent.envs.stream import Stream
+from brax_concurrent.kernels.specialize import specialize, touched
+from brax_concurrent.scheduler.serial import TileKernel, TileLayout, TileOp, TileProgram, compile_serial
+
+_PRECISIONS = {"float32": "f32", "float64": "f64"}
+
+
+@cache
+def source_fingerprint() -> str:
+    """Hash of this package's source code."""
+    digest = hashlib.sha256()
+    root = Path(__file__).parents[1]
+    for file in sorted(root.rglob("*.py")):
+        digest.update(str(file.relative_to(root)).encode())
+        digest.update(file.read_bytes())
+    return digest.hexdigest()
+
+
+def buffers_of(stream: Stream, dtype: str) -> tuple[BufferSpec, ...]:
+    """The stream's arrays as the native runner knows them."""
+    names = {"f": dtype, "i": "int32", "u": "uint32", "b": "bool"}
+    return tuple(
+        BufferSpec(name, () if a.scalar else (a.columns,), names[a.dtype], a.access)  # type: ignore[arg-type]
+        for name, a in stream.arrays.items()
+    )
+
+
+def compile_cpu(make_stream: Callable[[], Stream], dtype: str, threads: int, identity: str | None = None) -> CpuProgram:
+    """A stream as native code for the CPU.
+
+    Args:
+        make_stream: builds the stream; not called when it is on disk.
+        dtype: "float32" or "float64".
+        threads: at most so many; 0: all.
+        identity: says what the stream is, given this package's source; None: it is not kept whole.
+    """
+    store = ObjectCache()
+    key = ""
+    if identity is not None:
+        parts = (source_fingerprint(), identity, dtype, cpu.target())
+        key = "s" + hashlib.sha256(repr(parts).encode()).hexdigest()[:40]
+        kept = store.get(key)
+        if kept is not None:
+            return _program(kept, threads)
+    packed = _pack(make_stream(), dtype)
+    if key:
+        store.put(key, packed)
+    return _program(packed, threads)
+
+
+def _pack(stream: Stream, dtype: str) -> bytes:
+    """A compiled stream as a line of JSON and the kernels' object code."""
+    special = specialize(stream.kernels, stream.view, stream.fields, stream.user, _PRECISIONS[dtype])
+    code = cpu.compile_programs(special)
+    ops = [code[k.name].symbol for k in stream.kernels if special.programs[k.name].root.body]
+    objects = {code[name].symbol: code[name].object for name in code if code[name].symbol in ops}
+    names = {code[name].symbol: name for name in code}
+    header = {
+        "ops": ops,
+        "kernels": {symbol: (names[symbol], *touched(special.programs[names[symbol]])) for symbol in objects},
+        "arena_bytes": special.layout.arena_bytes,
+        "buffers": [asdict(b) for b in buffers_of(stream, dtype)],
+        "sizes": {symbol: len(data) for symbol, data in objects.items()},
+    }
+    return json.dumps(header).encode() + b"\n" + b"".join(objects.values())
+
+
+def _program(packed: bytes, threads: int) -> CpuProgram:
+    line, _, data = packed.partition(b"\n")
+    return compile_serial(_tile_program(json.loads(line), data), threads=threads)
+
+
+def _tile_program(header: Any, objects: bytes) -> TileProgram:
+    """What `_pack` packed, as the schedulers see it: kernels with their footprints, in program order."""
+    buffers = tuple(BufferSpec(**{**b, "shape": tuple(b["shape"])}) for b in header["buffers"])
+    layout = TileLayout(header["arena_bytes"], buffers)
+    kernels, start = {}, 0
+    for symbol, size in header["sizes"].items():
+        name, *spans = header["kernels"][symbol]
+        reads, writes = ([s if isinstance(s, str) else (s[0], s[1]) for s in side] for side in spans)
+        address = cpu.Code(symbol, objects[start : start + size]).address
+        kernels[symbol] = TileKernel(name, address, symbol, layout.footprint(reads, writes))
+        start += size
+    return TileProgram(layout, tuple(TileOp(kernels[symbol]) for symbol in header["ops"]))

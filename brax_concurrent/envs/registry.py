@@ -1,0 +1,68 @@
+"""The tasks by name."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from typing import Any
+
+from brax_concurrent.envs.ant import Ant
+from brax_concurrent.envs.grasp import Grasp
+from brax_concurrent.envs.halfcheetah import HalfCheetah
+from brax_concurrent.envs.humanoid import Humanoid
+from brax_concurrent.envs.task import Task
+from brax_concurrent.envs.walker2d import Walker2d
+
+TASKS: dict[str, type[Task]] = {task.name: task for task in (Ant, Grasp, HalfCheetah, Humanoid, Walker2d)}
+ALIASES = {"cheetah": "halfcheetah"}
+
+_RENDERING = (
+    *("default_camera_config", "render_mode", "width", "height", "camera_id", "camera_name", "max_geom"),
+    "visual_options",
+)
+
+
+def list_envs() -> list[str]:
+    """The names that `make` knows, without aliases."""
+    return sorted(TASKS)
+
+
+def make_task(name: str, **arguments: Any) -> Task:
+    """A task by its name.
+
+    Args:
+        name: one of `list_envs()`, or "cheetah" for "halfcheetah".
+        arguments: of the task's constructor: those of Gymnasium's v5 environment but for rendering.
+
+    Raises:
+        ValueError: there is no such task; the message has the names that are near.
+        TypeError: the name is no string, or the task has no such argument; the message has those that it has.
+    """
+    task = TASKS[_known(name)]
+    valid = [field.name for field in dataclasses.fields(task)]  # type: ignore[arg-type]  # all are dataclasses
+    for argument in arguments:
+        if argument not in valid:
+            raise TypeError(_unknown_argument(name, argument, valid))
+    return task(**arguments)
+
+
+def _known(name: str) -> str:
+    if not isinstance(name, str):
+        raise TypeError(f"name: expected the name of a task, got {name!r}")
+    if name in TASKS:
+        return name
+    if name in ALIASES:
+        return ALIASES[name]
+    known = [*list_envs(), *ALIASES]
+    base = name.lower().replace("_", "").split("-")[0]  # "Ant-v5", "half_cheetah"
+    near = difflib.get_close_matches(base, known, n=2)
+    hint = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
+    raise ValueError(f"name: there is no task {name!r}; {hint}known: {', '.join(known)}")
+
+
+def _unknown_argument(name: str, argument: str, valid: list[str]) -> str:
+    near = difflib.get_close_matches(argument, valid, n=1)
+    hint = f" (did you mean {near[0]!r}?)" if near else ""
+    if argument in _RENDERING:
+        hint = " (it is about rendering, which simulation has no part in)"
+    return f"{name}: there is no argument {argument!r}{hint}; known: {', '.join(valid)}"

@@ -1,0 +1,81 @@
+"""Collecting experience: one jitted scan of policy and environment."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax import lax
+
+from brax_concurrent.envs.base import Env
+from brax_concurrent.envs.state import State
+
+Policy = Callable[[Any, jax.Array, jax.Array], tuple[jax.Array, jax.Array]]
+"""`policy(params, obs, key) -> (action, log_prob)`: obs (num_envs, observation_size), log_prob (num_envs,)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Rollout:
+    """A batch of transitions, time first: `(length, num_envs, ...)`.
+
+    Attributes:
+        obs: what the policy saw. action, log_prob: what it answered.
+        reward, terminated, truncated: what the step gave.
+        final_obs: observation at the end of the step, before any reset: bootstrap from it where `truncated`.
+        state: the environment's state after the last step, to go on from.
+    """
+
+    obs: jax.Array
+    action: jax.Array
+    log_prob: jax.Array
+    reward: jax.Array
+    terminated: jax.Array
+    truncated: jax.Array
+    final_obs: jax.Array
+    state: State
+
+
+jax.tree_util.register_dataclass(Rollout, data_fields=[f.name for f in dataclasses.fields(Rollout)], meta_fields=[])
+
+
+def rollout(env: Env, policy: Policy, params: Any, state: State, key: jax.Array, length: int) -> Rollout:
+    """Let a policy act for `length` control steps in all environments.
+
+    The whole loop is one jitted `lax.scan`; calling again with the same `env`, `policy` and `length` reuses it.
+
+    Args:
+        env: the environments.
+        policy: see Policy; must be hashable (a function is) and traceable.
+        params: the policy's parameters, any pytree.
+        state: where to start.
+        key: random key for the policy's draws.
+        length: control steps, at least 1.
+
+    Raises:
+        ValueError: length < 1, or the policy returns arrays of a wrong shape.
+    """
+    if not isinstance(length, int) or length < 1:
+        raise ValueError(f"length: expected a whole number of at least 1, got {length!r}")
+    return _scan(env, policy, length, params, state, key)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def _scan(env: Env, policy: Policy, length: int, params: Any, state: State, key: jax.Array) -> Rollout:
+    def one(carry: State, step_key: jax.Array) -> tuple[State, tuple[jax.Array, ...]]:
+        answer = policy(params, carry.obs, step_key)
+        if not isinstance(answer, tuple) or len(answer) != 2:
+            raise ValueError(f"policy: expected (action, log_prob), got {type(answer).__name__}")
+        action, log_prob = answer
+        if log_prob.shape != (env.num_envs,):
+            raise ValueError(f"policy: expected log_prob of shape ({env.num_envs},), got {log_prob.shape}")
+        new = env.step(carry, action)
+        kept = (carry.obs, action, log_prob, new.reward, new.terminated, new.truncated, new.final_obs)
+        return new, kept
+
+    final, (obs, action, log_prob, reward, terminated, truncated, final_obs) = lax.scan(
+        one, state, jax.random.split(key, length)
+    )
+    return Rollout(obs, action, log_prob, reward, terminated, truncated, final_obs, final)
