@@ -14,6 +14,7 @@ from typing import Any
 from brax_concurrent.envs.random import Random
 from brax_concurrent.envs.task import Task
 from brax_concurrent.kernels import contact_forces, step
+from brax_concurrent.kernels.fuse import Repeat, fused, unrolled
 from brax_concurrent.kernels.kernel import Kernel
 from brax_concurrent.kernels.layout import Field, physics_fields
 from brax_concurrent.kernels.model import Model
@@ -22,6 +23,7 @@ from brax_concurrent.kernels.specialize import MODEL_PREFIX, ModelView
 from brax_concurrent.kernels.trace import infer_kernel
 
 _OBSERVERS = {"rne_post_constraint": contact_forces.rne_post_constraint}
+GRANULARITIES = ("stage", "substep", "step")
 _STEP_DRAWS, _RESET_DRAWS = 0, 1
 
 
@@ -120,21 +122,33 @@ class StreamBuilder:
 
     # -- streams -----------------------------------------------------------------------------------------------------
 
-    def control_step(self) -> Stream:
-        """One control step: load, physics, outcome, reset of what ended, store."""
+    def control_step(self, granularity: str = "stage") -> Stream:
+        """One control step: load, physics, outcome, reset of what ended, store.
+
+        Args:
+            granularity: one kernel for each stage, for each physics step ("substep") or for all ("step"). The bits are
+                the same.
+        """
         arrays = {"action": Array(self.task.action_size, "f", "read")}
         arrays |= self.model_arrays() | self.state_arrays() | self.outcome_arrays()
         make = self._maker(arrays)
-        kernels = [
-            make("load", self._load),
-            make("control", self._control),
-            *self.task.frame_skip * step.physics_step(self.model),
-            *(_OBSERVERS[name] for name in self.task.observes),
-            make("outcome", self._outcome),
-        ]
+        before = [make("load", self._load), make("control", self._control)]
+        physics = step.physics_recipe(self.model)
+        after = [*(_OBSERVERS[name] for name in self.task.observes), make("outcome", self._outcome)]
         if self.autoreset:
-            kernels += self._resetting(make)
-        return Stream((*kernels, make("store", self._store)), self.fields, arrays, self.view)
+            after += self._resetting(make)
+        after += [make("store", self._store)]
+        repeated = Repeat(self.task.frame_skip, tuple(physics))
+        if granularity == "stage":
+            kernels = list(unrolled([*before, repeated, *after]))
+        elif granularity == "substep":
+            middle = fused("physics_step", physics)
+            kernels = [fused("begin", before), *[middle] * self.task.frame_skip, fused("end", after)]
+        elif granularity == "step":
+            kernels = [fused("control_step", [*before, repeated, *after])]
+        else:
+            raise ValueError(f"granularity: expected one of {GRANULARITIES}, got {granularity!r}")
+        return Stream(tuple(kernels), self.fields, arrays, self.view)
 
     def reset_all(self) -> Stream:
         """A fresh random state in every environment."""

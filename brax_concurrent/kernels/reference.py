@@ -63,6 +63,9 @@ class ReferenceWorld:
         with np.errstate(all="ignore"):
             kernel(m, self)
 
+    def enter_stage(self, kernel: Any) -> None:
+        """Nothing to do: every value goes through memory here."""
+
     def range(self, count: Any) -> Iterator[np.ndarray]:
         counts = np.broadcast_to(np.asarray(count), (self._num_envs,))
         outer = self._mask

@@ -9,6 +9,7 @@ from brax_concurrent.kernels.actuation import actuation, passive
 from brax_concurrent.kernels.bias import bias, velocity
 from brax_concurrent.kernels.collision import collision
 from brax_concurrent.kernels.constraint import constraints
+from brax_concurrent.kernels.fuse import Choose, Repeat, unrolled
 from brax_concurrent.kernels.inertia import factor_inertia, inertia
 from brax_concurrent.kernels.integrate import check_state, euler, rk4
 from brax_concurrent.kernels.kernel import Kernel
@@ -35,7 +36,7 @@ def forward(model: Any) -> list[Kernel]:
     ]
 
 
-def physics_step(model: Any, rotation: str = "munthe-kaas") -> list[Kernel]:
+def physics_recipe(model: Any, rotation: str = "munthe-kaas") -> list[Kernel | Repeat | Choose]:
     """One step of the model's integrator, as `mj_step`.
 
     Args:
@@ -44,8 +45,12 @@ def physics_step(model: Any, rotation: str = "munthe-kaas") -> list[Kernel]:
     """
     if model.opt.integrator == "euler":
         return [*forward(model), euler, check_state]
-    evaluate = forward(model)
-    return [kernel for advance in rk4(rotation) for kernel in (*evaluate, advance)] + [check_state]
+    return [Repeat(4, (*forward(model), Choose(rk4(rotation)))), check_state]
+
+
+def physics_step(model: Any, rotation: str = "munthe-kaas") -> list[Kernel]:
+    """The kernels of `physics_recipe` in program order."""
+    return list(unrolled(physics_recipe(model, rotation)))
 
 
 def observable(model: Any) -> list[Kernel]:

@@ -95,7 +95,8 @@ class TracingWorld:
         self.builder = Builder(precision)
         self.written: Facts = {}
         self.touched: dict[str, dict[str, None]] = {"read": {}, "write": {}}
-        self._kernel, self._fields, self._facts = kernel, fields, facts
+        self._kernel = self._stage = kernel
+        self._fields, self._facts = fields, facts
         self._memory: dict[Any, Any] = {}  # what a location holds at this point, where that is known
         self._loops: list[tuple[Loop, Block]] = []
         self._locals = 0
@@ -106,6 +107,15 @@ class TracingWorld:
             raise AttributeError(f"no field named {name!r}")
         return _FieldView(self, name, self._fields[name].shape, ())
 
+    def enter_stage(self, kernel: Kernel | None) -> None:
+        """Begin a kernel inside a fused one (None: end it): its own declaration holds, and what went before it is
+        only known as values that come from memory.
+        """
+        self._stage = kernel or self._kernel
+        for key, value in self._memory.items():
+            if isinstance(value, Value) and value.op not in ("load", "pass"):
+                self._memory[key] = self.builder.emit("pass", (value,), value.dtype)
+
     def field(self, name: str) -> _FieldView:
         return _FieldView(self, name, self._fields[name].shape, ())
 
@@ -113,10 +123,10 @@ class TracingWorld:
 
     def check(self, name: str, access: str) -> None:
         self.touched[access][name] = None
-        declared = self._kernel.reads if access == "read" else self._kernel.writes
+        declared = self._stage.reads if access == "read" else self._stage.writes
         if name not in declared:
             raise UndeclaredAccessError(
-                f"kernel {self._kernel.name!r} {'reads' if access == 'read' else 'writes'} field {name!r}, "
+                f"kernel {self._stage.name!r} {'reads' if access == 'read' else 'writes'} field {name!r}, "
                 f"which its {access}s= does not name"
             )
 

@@ -266,3 +266,16 @@ def _escape(w, x):
     with w.when(x > 0.0):
         y = x * 2.0
     w.user.y[0] = y + 1.0
+
+
+@pytest.mark.parametrize("lanes", [4, 8, 32])
+def test_bits_do_not_depend_on_the_vector_width(lanes: int, monkeypatch) -> None:
+    from brax_concurrent.backends import cpu
+
+    k = random_kernel(7)
+    native, other = arrays_for(45, np.float32, 7), arrays_for(45, np.float32, 7)
+    run_compiled([k], FIELDS, native)
+    monkeypatch.setattr(cpu, "vector_lanes", lambda precision: lanes)
+    run_compiled([k], FIELDS, other)
+    for name in ("y", "k", "flag"):
+        np.testing.assert_array_equal(other[name], native[name])
