@@ -244,3 +244,91 @@ def error(found: np.ndarray, expected: np.ndarray, floor: float = 0.0) -> float:
     size = max(float(np.abs(expected).max()), floor) or 1.0
     worst = float(np.abs(found - expected).max())
     return worst / size if np.isfinite(worst) else np.inf
+
+
+# ---- Models with other constraint parameters than the robots' --------------------------------------------------------
+
+_ARMS = """
+<mujoco>
+  <compiler angle="radian"/>
+  <option {option}><flag {flag}/></option>
+  <default>
+    <geom type="capsule" size="0.06 0.15" {geom}/>
+    <joint damping="0.5" limited="true" range="-0.5 0.7" {joint}/>
+    <pair {pair_default}/>
+  </default>
+  <worldbody>
+    <geom name="floor" type="plane" size="1 1 1" {floor}/>
+    <body name="trunk" pos="0 0 0.3">
+      <freejoint/>
+      <geom name="trunk" type="sphere" size="0.15" {trunk}/>
+      <body name="arm" pos="0.2 0 0">
+        <joint axis="0 1 0"/>
+        <geom name="arm" pos="0.15 0 0" zaxis="1 0 0" {arm}/>
+        <body name="hand" pos="0.35 0 0">
+          <joint axis="0 1 0.5"/>
+          <joint type="slide" axis="1 0 0" range="-0.1 0.1"/>
+          <geom name="hand" type="sphere" size="0.08" {hand}/>
+        </body>
+      </body>
+      <body name="leg" pos="-0.2 0 0">
+        <joint axis="1 0 0"/>
+        <geom name="leg" pos="0 0 -0.15" {leg}/>
+      </body>
+    </body>
+    <body name="ball" pos="0.5 0 0.3">
+      <freejoint/>
+      <geom name="ball" type="sphere" size="0.2" {ball}/>
+    </body>
+  </worldbody>
+  <contact>{contact}</contact>
+</mujoco>
+"""
+
+
+class _Blanks(dict[str, str]):
+    def __missing__(self, key: str) -> str:
+        return ""
+
+
+def arms(**parts: str) -> str:
+    """MJCF of a robot with limits, next to a ball on a floor; `parts` are attributes of its elements."""
+    return _ARMS.format_map(_Blanks(parts))
+
+
+_PAIRS = """
+<pair geom1="floor" geom2="ball" condim="3" friction="0.7 0.3 0.1 0.1 0.1" margin="0.03" gap="0.01"/>
+<pair geom1="ball" geom2="hand" condim="1" solref="0.03 0.8" solimp="0.5 0.9 0.01 0.3 3"/>
+<pair geom1="arm" geom2="ball" condim="3" solref="-900 -30" friction="0.2 1.5 0.1 0.1 0.1"/>
+"""
+
+VARIANTS = {
+    "plain": arms(),
+    "explicit pairs": arms(contact=_PAIRS),
+    "priority": arms(ball='priority="2" friction="0.2" condim="1"', hand='priority="1" solref="0.05 1"'),
+    "priority of the floor": arms(floor='priority="1" friction="0.3" solref="0.04 2" condim="3"', geom='condim="1"'),
+    "friction and condim of either geom": arms(
+        floor='friction="0.4" condim="1"', ball='friction="0.9" condim="3"', geom='condim="1"', arm='condim="3"'
+    ),
+    "no friction": arms(geom='condim="1"', floor='condim="1"', trunk='friction="0"'),
+    "friction at its lower bound": arms(geom='friction="0"', floor='friction="0"'),
+    "solmix": arms(floor='solmix="3" solref="0.05 1"', ball='solmix="0.5" solimp="0.8 0.99 0.01 0.4 4"'),
+    "solmix near zero": arms(ball='solmix="3e-15" solref="0.05 0.7"', hand='solmix="8e-16"', floor='solmix="0"'),
+    "solmix zero on both sides": arms(geom='solmix="0"', floor='solmix="0" solref="0.04 2"'),
+    "direct solref": arms(geom='solref="-1000 -50"', floor='solref="-500 -80"', joint='solreflimit="-300 -20"'),
+    "direct solref on one side": arms(ball='solref="-1000 -50"'),
+    "margin and gap": arms(geom='margin="0.02" gap="0.01"', floor='margin="0.01" gap="0.03"', joint='margin="0.05"'),
+    "solimp power 1": arms(geom='solimp="0.3 0.95 0.05 0.5 1"', joint='solimplimit="0.2 0.9 0.1 0.5 1"'),
+    "solimp power 3": arms(geom='solimp="0.3 0.95 0.2 0.3 3"', joint='solimplimit="0.2 0.9 0.4 0.7 2.5"'),
+    "solimp without width": arms(geom='solimp="0.3 0.8 0 0.5 2"', joint='solimplimit="0.9 0.5 0 0.5 2"'),
+    "flat solimp": arms(geom='solimp="0.8 0.8 0.01 0.5 2"', joint='solimplimit="0.7 0.7 0.1 0.5 2"'),
+    "falling solimp": arms(geom='solimp="0.95 0.3 0.05 0.5 2"'),
+    "solimp out of bounds": arms(geom='solimp="0 1 0.05 0 0.5"', joint='solimplimit="1 0 0.1 1 1"'),
+    "impratio": arms(option='impratio="5"'),
+    "fast solref": arms(geom='solref="0.001 1"', joint='solreflimit="0.0005 1"'),
+    "fast solref as it is": arms(geom='solref="0.003 1"', joint='solreflimit="0.002 1"', flag='refsafe="disable"'),
+    "no limits": arms(flag='limit="disable"'),
+    "no contacts": arms(flag='contact="disable"'),
+    "no constraints": arms(flag='constraint="disable"'),
+    "cold start": arms(flag='warmstart="disable"'),
+}

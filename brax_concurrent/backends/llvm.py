@@ -12,7 +12,8 @@ from typing import Any
 
 from llvmlite import ir
 
-from brax_concurrent.backends.program import Block, Break, Loop, Place, Store, Value, When, collect_locals
+from brax_concurrent.backends import nvvm
+from brax_concurrent.backends.program import Block, Break, Local, Loop, Place, Store, Value, When, collect_locals
 from brax_concurrent.backends.rows import RowCopier
 
 I1, I8, I32, I64 = ir.IntType(1), ir.IntType(8), ir.IntType(32), ir.IntType(64)
@@ -135,10 +136,18 @@ class Emitter:
             for local in collect_locals(self.program.root):
                 slot = self.b.alloca(self.type(local.dtype), size=local.length)
                 slot.align = self.lanes * self.item
+                if self._in_memory(local):
+                    # LLVM would make registers of it, more than there are, and copy them around every loop. An empty
+                    # assembler instruction hides where the address comes from, and the array stays where it is.
+                    kind = ir.FunctionType(slot.type, [slot.type])
+                    slot = self.b.asm(kind, "", "=r,0", [slot], side_effect=True)
                 self.locals[local.ident] = slot
         if self.lanes > 1:
             self.rows = RowCopier(self)
         self.block(self.program.root)
+
+    def _in_memory(self, local: Local) -> bool:
+        return self.lanes > 1 and local.length > 1 and local.dtype != "b"
 
     def block(self, block: Block) -> None:
         self.level[id(block)] = self.mask_level
@@ -225,6 +234,8 @@ class Emitter:
             result = self.load(v.attr, v.dtype)
         elif v.op == "table":
             result = self.table(v, vector)
+        elif v.op == "pass":  # what another kernel stored: a boundary for fused multiply-adds only
+            result = self.get(v.args[0], v.dtype, vector)
         else:
             dtypes = [a.dtype if isinstance(a, Value) else None for a in v.args]
             known = next((d for d in reversed(dtypes) if d is not None), v.dtype)
@@ -245,11 +256,8 @@ class Emitter:
                     args[1],
                     self.negative(args[2]) if minus_sum else args[2],
                 ]
-            if op == "sqrt" and self.gpu:
-                return self.intrinsic(f"llvm.nvvm.sqrt.rn.{'f' if self.item == 4 else 'd'}", args[0].type, args)
-            if op in ("rint", "abs") and self.gpu:  # NVVM lacks LLVM's, libdevice has them
-                name = {"rint": "__nv_rint", "abs": "__nv_fabs"}[op] + ("f" if self.item == 4 else "")
-                return self.intrinsic(name, args[0].type, args)
+            if self.gpu:
+                return nvvm.arithmetic(self, op, args)
             name = {"abs": "fabs"}.get(op, op)
             return self.intrinsic(f"llvm.{name}.{self.suffix(args[0].type)}", args[0].type, args)
         if op == "select":
@@ -260,11 +268,8 @@ class Emitter:
             return b.fcmp_ordered(symbol, *args) if is_float else b.icmp_signed(symbol, *args)
         if op in ("convert", "bits", "from_bits"):
             return self.conversion(v, args[0])
-        if v.dtype == "f" and self.gpu and op in ("add", "sub", "mul"):
-            # The assembler contracts plain PTX mul and add; the .rn forms keep their own rounding.
-            args = [args[0], self.negative(args[1])] if op == "sub" else args
-            name = f"llvm.nvvm.{'mul' if op == 'mul' else 'add'}.rn.{'f' if self.item == 4 else 'd'}"
-            return self.intrinsic(name, args[0].type, args)
+        if v.dtype == "f" and self.gpu and op != "neg":
+            return nvvm.arithmetic(self, op, args)
         if v.dtype == "f":
             return {"add": b.fadd, "sub": b.fsub, "mul": b.fmul, "div": b.fdiv, "neg": self.negative}[op](*args)
         table = {"add": b.add, "sub": b.sub, "mul": b.mul, "neg": b.neg, "and": b.and_, "or": b.or_, "xor": b.xor,
@@ -318,11 +323,13 @@ class Emitter:
     # -- memory ------------------------------------------------------------------------------------------------------
 
     def _environments(self, env: Any, num_envs: Any) -> tuple[Any, Any]:
-        """Index of each lane's environment (the last one for lanes beyond it) and which lanes have one of their own."""
-        last = self.b.sub(num_envs, I64(1))
+        """Index of each lane's environment (the last one for lanes beyond it) and which lanes have one of their own.
+
+        Scalar code runs for environments that there are only.
+        """
         if self.lanes == 1:
-            valid = self.b.icmp_signed("<", env, num_envs)
-            return self.b.select(valid, env, last), valid
+            return env, None
+        last = self.b.sub(num_envs, I64(1))
         lane = self.b.add(self.splat(env), self.iota(I64, 1))
         valid = self.b.icmp_signed("<", lane, self.splat(num_envs))
         return self.b.select(valid, lane, self.splat(last)), valid
@@ -402,6 +409,9 @@ class Emitter:
             dtype = place.local.dtype
             new, slot = self.get(value, dtype, True), self.local_slot(place)
             if self.mask is not None and self.level[id(place.local.block)] != self.mask_level:
+                if self._in_memory(place.local):
+                    self._masked_store(new, slot, self._align(dtype))
+                    return
                 new = self.b.select(
                     self.mask, new, self.b.load(slot, align=self._align(dtype) if dtype != "b" else None)
                 )
@@ -416,9 +426,11 @@ class Emitter:
         elif self.mask is None:
             self.b.store(new, self._pointer(place, dtype, offset), align=self._align(dtype))
         else:
-            pointer = self._pointer(place, dtype, offset)
-            name = f"llvm.masked.store.{self.suffix(new.type)}.p0"
-            self.intrinsic(name, ir.VoidType(), [new, pointer, I32(self._align(dtype)), self.mask])
+            self._masked_store(new, self._pointer(place, dtype, offset), self._align(dtype))
+
+    def _masked_store(self, new: Any, pointer: Any, align: int) -> None:
+        name = f"llvm.masked.store.{self.suffix(new.type)}.p0"
+        self.intrinsic(name, ir.VoidType(), [new, pointer, I32(align), self.mask])
 
     def _user_offset(self, place: Place) -> tuple[Any, Any, int]:
         """(byte offsets of the lanes' elements, LLVM type of an element, its size)."""
@@ -458,8 +470,7 @@ class Emitter:
             new = self.b.zext(new, I8 if self.lanes == 1 else ir.VectorType(I8, self.lanes))
         if self.lanes == 1:
             pointer = ir.PointerType(kind, self.space) if self.space else ir.PointerType(kind)
-            with self.b.if_then(self.env_valid):
-                self.b.store(new, self.b.bitcast(self.b.gep(base, [offset]), pointer))
+            self.b.store(new, self.b.bitcast(self.b.gep(base, [offset]), pointer))
         else:
             mask = self.env_valid if self.mask is None else self.b.and_(self.mask, self.env_valid)
             if self.program.user[place.name][0] == 1:

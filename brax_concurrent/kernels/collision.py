@@ -14,13 +14,13 @@ from typing import Any
 from brax_concurrent.kernels.contact_parameters import pair_margin
 from brax_concurrent.kernels.fold import constant
 from brax_concurrent.kernels.kernel import kernel
-from brax_concurrent.kernels.ops import absolute, both, clip, either, maximum, minimum, sqrt, to_int, where
+from brax_concurrent.kernels.ops import absolute, both, clip, maximum, minimum, negate, to_int, where
 from brax_concurrent.kernels.vec import Vec, add_scaled, cross, dot, normalize, sub
 
 PLANE, SPHERE, CAPSULE = 0, 2, 3
 """Values of geom_type (mjtGeom)."""
 
-_MIN_VALUE = 1e-15  # mjMINVAL
+_PARALLEL = 1e-8  # of two segments: the squared sine of the angle between them
 _X_AXIS = (1.0, 0.0, 0.0)
 
 
@@ -182,62 +182,58 @@ def _any_tangent(normal: Vec) -> list[Any]:
 
 
 def _sphere_sphere(contacts: _Contacts, pair: _Pair) -> None:
-    _touch(contacts, pair, pair.first.pos, pair.second.pos, True)
+    _touch(contacts, pair, pair.first.pos, pair.second.pos)
 
 
 def _sphere_capsule(contacts: _Contacts, pair: _Pair) -> None:
     sphere, capsule = pair.first, pair.second
-    along = clip(dot(capsule.axis, sub(sphere.pos, capsule.pos)), -capsule.half, capsule.half)
-    _touch(contacts, pair, sphere.pos, add_scaled(capsule.pos, capsule.axis, along), True)
+    along = _within(dot(capsule.axis, sub(sphere.pos, capsule.pos)), capsule.half)
+    _touch(contacts, pair, sphere.pos, add_scaled(capsule.pos, capsule.axis, along))
 
 
 def _capsule_capsule(contacts: _Contacts, pair: _Pair) -> None:
-    """The nearest points of two segments; of parallel ones the ends, as far as they face the other (two contacts).
+    """The nearest points of two segments; for parallel ones both ends of the stretch where they face each other.
 
-    With p = pos1 + x1 * axis1 and q = pos2 + x2 * axis2 (axes as long as half the segment, so |x| <= 1), the squared
-    distance is least where ma x1 + mb x2 = u and mb x1 + mc x2 = v.
+    Points at x1 and x2 along the axes from the centres are nearest where x1 - c x2 = u and x2 - c x1 = v, c being the
+    cosine of the angle between the axes. As in MuJoCo 4.0, segments at less than 1e-4 rad are parallel; each end of the
+    stretch is an end of one segment and its foot on the other; and two contacts are made even where the stretch is a
+    point.
     """
     first, second = pair.first, pair.second
-    axis1, axis2 = ([a * g.half for a in g.axis] for g in (first, second))
-    apart = sub(first.pos, second.pos)
-    ma, mb, mc = dot(axis1, axis1), -dot(axis1, axis2), dot(axis2, axis2)
-    u, v = -dot(axis1, apart), dot(axis2, apart)
-    inverse_a, inverse_c = 1.0 / ma, 1.0 / mc
-    det = ma * mc - mb * mb
-    parallel = absolute(det) < _MIN_VALUE
-    x1 = clip((mc * u - mb * v) / where(parallel, 1.0, det), -1.0, 1.0)
-    free = (v - mb * x1) * inverse_c
-    x2 = clip(free, -1.0, 1.0)
-    x1 = where(either(free > 1.0, free < -1.0), clip((u - mb * x2) * inverse_a, -1.0, 1.0), x1)
-    found = contacts.w.var(0)
-    for trial in contacts.w.range(where(parallel, 4, 1)):
-        # Parallel: the first segment's two ends, then the second's, until there are two contacts.
-        end = where(either(trial == 0, trial == 2), 1.0, -1.0)
-        own = trial < 2
-        end1 = where(own, end, clip((u - mb * end) * inverse_a, -1.0, 1.0))
-        end2 = where(own, clip((v - mb * end) * inverse_c, -1.0, 1.0), end)
-        point1 = add_scaled(first.pos, axis1, where(parallel, end1, x1))
-        point2 = add_scaled(second.pos, axis2, where(parallel, end2, x2))
-        touches = _touch(contacts, pair, point1, point2, found.value < 2)
-        found.value = found.value + to_int(touches)
+    axis1, axis2 = first.axis, second.axis
+    apart, across = sub(second.pos, first.pos), cross(axis1, axis2)
+    cosine, u, v = dot(axis1, axis2), dot(axis1, apart), -dot(axis2, apart)
+    sine_squared = dot(across, across)  # 1 - cosine**2 would have no digits in single precision
+    parallel = sine_squared < _PARALLEL
+    crossing = (u + cosine * v) / where(parallel, 1.0, sine_squared)
+    for trial in contacts.w.range(where(parallel, 2, 1)):
+        end2 = where(trial == 0, -second.half, second.half)
+        foot1 = u + cosine * end2
+        x1 = _within(where(parallel, foot1, crossing), first.half)
+        foot2 = v + cosine * x1
+        x2 = where(both(parallel, absolute(foot1) <= first.half), end2, _within(foot2, second.half))
+        beyond = both(absolute(foot2) > second.half, negate(parallel))
+        x1 = where(beyond, _within(u + cosine * x2, first.half), x1)
+        _touch(contacts, pair, add_scaled(first.pos, axis1, x1), add_scaled(second.pos, axis2, x2))
 
 
-def _touch(contacts: _Contacts, pair: _Pair, point1: Vec, point2: Vec, wanted: Any) -> Any:
-    """Append the contact of two spheres about the points, with the geoms' radii; returns whether they touch."""
+def _within(x: Any, half: Any) -> Any:
+    return clip(x, -half, half)
+
+
+def _touch(contacts: _Contacts, pair: _Pair, point1: Vec, point2: Vec) -> None:
+    """Append the contact of two spheres about the points, with the geoms' radii, where they touch."""
     first, second = pair.first, pair.second
     apart = sub(point2, point1)
-    length = sqrt(dot(apart, apart))
-    dist = length - first.radius - second.radius
-    touches = dist < pair.margin
-    if wanted is not True:
-        touches = both(touches, wanted)
-    with contacts.w.when(touches):
+    reach = first.radius + second.radius + pair.margin
+    # |reach|: a negative margin may leave less than nothing.
+    with contacts.w.when(dot(apart, apart) < reach * absolute(reach)):
         # Where the points coincide, MuJoCo takes the normal of the plane of the two z axes.
         aside = normalize(cross(first.axis, second.axis), _X_AXIS)[0]
-        normal = normalize(apart, aside)[0]
+        normal, length = normalize(apart, aside)
+        dist = length - first.radius - second.radius
         pos = add_scaled(point1, normal, first.radius + 0.5 * dist)
         contacts.append(pair.index, True, dist, pos, normal, _any_tangent(normal))
-    return touches
 
 
 _COLLIDE = {

@@ -1,4 +1,4 @@
-"""Constants of contacts and limits: how MuJoCo mixes them for a pair of geoms, and what the constraint stage makes of it.
+"""Constants of contacts and limits: how MuJoCo mixes them for a pair of geoms, and what becomes of them in a row.
 
 Everything here is computed before a loop over contacts starts, once per pair of geoms. With a robot's constants it
 folds to Python numbers; with quantities that vary per environment it is a little code per pair.

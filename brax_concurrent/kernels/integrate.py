@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from brax_concurrent.kernels.fold import constant
-from brax_concurrent.kernels.inertia import factor, inertia_entries, solve_factored
+from brax_concurrent.kernels.inertia import inertia_entries
 from brax_concurrent.kernels.kernel import Kernel, kernel
 from brax_concurrent.kernels.kinematics import FREE
 from brax_concurrent.kernels.ops import absolute, both, negate, rint, sincos, sqrt, where
+from brax_concurrent.kernels.symmetric import factor, solve
 from brax_concurrent.kernels.vec import Vec, add, add_scaled, cross, dot, norm, normalize, quat_mul, scale
 
 _MAX_VALUE = 1e10  # MuJoCo's mjMAXVAL
@@ -80,7 +81,7 @@ def _damped_acceleration(m: Any, w: Any, h: Any) -> list[Any]:
     matrix = inertia_entries(m, w)
     for i in range(m.nv):
         matrix[i, i] = matrix[i, i] + m.dof_damping[i] * h
-    return solve_factored(*factor(matrix), [w.qfrc_smooth[i] + w.qfrc_constraint[i] for i in range(m.nv)])
+    return solve(*factor(matrix), [w.qfrc_smooth[i] + w.qfrc_constraint[i] for i in range(m.nv)])
 
 
 # ---- Runge-Kutta

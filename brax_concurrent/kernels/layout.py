@@ -12,6 +12,10 @@ LANES = 32
 """Environments in a tile."""
 
 
+MODEL_PREFIX = "model."
+"""Fields that hold per-environment model quantities are named with this in front."""
+
+
 @dataclass(frozen=True)
 class Field:
     """A per-environment quantity.

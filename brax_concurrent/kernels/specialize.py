@@ -16,11 +16,8 @@ import numpy as np
 
 from brax_concurrent.backends.program import Block, Break, Loop, Place, Store, Value, When, walk
 from brax_concurrent.kernels.kernel import Kernel
-from brax_concurrent.kernels.layout import Field
+from brax_concurrent.kernels.layout import MODEL_PREFIX, Field
 from brax_concurrent.kernels.trace import VARYING, Facts, Trace, trace
-
-MODEL_PREFIX = "model."
-"""Fields that hold per-environment model quantities are named with this in front."""
 
 
 class ConstArray:

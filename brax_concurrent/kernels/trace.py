@@ -15,7 +15,7 @@ import numpy as np
 
 from brax_concurrent.backends.program import Block, Break, Builder, Local, Loop, Place, Store, Value, When
 from brax_concurrent.kernels.kernel import Kernel
-from brax_concurrent.kernels.layout import Field
+from brax_concurrent.kernels.layout import MODEL_PREFIX, Field
 
 
 class Varying:
@@ -108,8 +108,9 @@ class TracingWorld:
         return _FieldView(self, name, self._fields[name].shape, ())
 
     def enter_stage(self, kernel: Kernel | None) -> None:
-        """Begin a kernel inside a fused one (None: end it): its own declaration holds, and what went before it is
-        only known as values that come from memory.
+        """Begin a kernel inside a fused one (None: end it).
+
+        Its own declaration holds, and what went before it is only known as values that come from memory.
         """
         self._stage = kernel or self._kernel
         for key, value in self._memory.items():
@@ -123,6 +124,8 @@ class TracingWorld:
 
     def check(self, name: str, access: str) -> None:
         self.touched[access][name] = None
+        if access == "read" and name.startswith(MODEL_PREFIX):
+            return  # a constant of the robot, unless the user varies it
         declared = self._stage.reads if access == "read" else self._stage.writes
         if name not in declared:
             raise UndeclaredAccessError(

@@ -5,7 +5,8 @@ import numpy as np
 import physics
 import pytest
 
-from brax_concurrent.kernels.inertia import factor, factor_inertia, inertia, solve_factored
+from brax_concurrent.kernels.inertia import factor_inertia, inertia
+from brax_concurrent.kernels.symmetric import factor, solve
 
 NUM_STATES = 1000
 
@@ -52,7 +53,7 @@ def test_factor_and_solve_with_fill_in(density):
     for (i, j), value in lower.items():
         unit[i, j] = value if i != j else 1
     np.testing.assert_allclose(unit.T @ np.diag(1 / np.array(inverse)) @ unit, matrix, atol=1e-13)
-    np.testing.assert_allclose(solve_factored(lower, inverse, list(rhs)), np.linalg.solve(matrix, rhs), rtol=1e-12)
+    np.testing.assert_allclose(solve(lower, inverse, list(rhs)), np.linalg.solve(matrix, rhs), rtol=1e-12)
     assert entries == {ij: float(matrix[ij]) for ij in entries}, "the matrix was changed"
 
 
