@@ -19,6 +19,7 @@ def make(
     *,
     backend: str = "auto",
     scheduler: str = "serial",
+    granularity: str = "auto",
     dtype: str = "float32",
     autoreset: bool = True,
     threads: int = 0,
@@ -34,6 +35,8 @@ def make(
         num_envs: environments in the batch, at least 1.
         backend: "cpu", "cuda" or "auto" (CUDA where there is a GPU that JAX uses, else the CPU).
         scheduler: "serial", program order.
+        granularity: one task for each stage of the physics ("stage"), for each physics step ("substep") or for a
+            whole control step ("step"). The results are the same, bit for bit; "auto" takes what measured best.
         dtype: "float32", or "float64" (with `jax_enable_x64`; on the CPU).
         autoreset: whether `step` resets environments that ended, each to a fresh random state.
         threads: CPU threads at most; 0: all cores.
@@ -70,6 +73,7 @@ def make(
         num_envs,
         backend=backend,
         scheduler=scheduler,
+        granularity=granularity,
         dtype=dtype,
         autoreset=autoreset,
         threads=threads,

@@ -9,12 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from brax_concurrent.backends.native import CpuProgram
-from brax_concurrent.interop.jax_ffi import ffi_call
+from brax_concurrent.interop.jax_ffi import Program, ffi_call
 from brax_concurrent.kernels.model import Model
 
 DTYPES = ("float32", "float64")
 SCHEDULERS = ("serial",)
+GRANULARITIES = ("stage", "substep", "step")
 
 
 def validate_batch(num_envs: Any, dtype: Any, threads: Any) -> None:
@@ -37,6 +37,15 @@ def resolve_backend(backend: str) -> str:
     if backend == "cuda" and not on_gpu:
         raise ValueError(f"backend: 'cuda' needs JAX on a CUDA GPU; it computes on {jax.default_backend()!r}")
     return "cuda" if on_gpu and backend != "cpu" else "cpu"
+
+
+def resolve_granularity(granularity: str, backend: str) -> str:
+    """Which of "stage", "substep" and "step" a `granularity` argument means; "auto" takes what measured best."""
+    if granularity not in ("auto", *GRANULARITIES):
+        raise ValueError(f"granularity: expected 'auto' or one of {GRANULARITIES}, got {granularity!r}")
+    if granularity != "auto":
+        return granularity
+    return "step" if backend == "cuda" else "stage"
 
 
 def validate_scheduler(scheduler: str) -> str:
@@ -75,7 +84,27 @@ def default_model_values(model: Model, per_env: Sequence[str]) -> dict[str, np.n
     return {name: known[name] for name in per_env}
 
 
-def run(native: CpuProgram, arrays: Mapping[str, Any], num_envs: int) -> dict[str, jax.Array]:
+def varying_alike(tree: Any) -> Any:
+    """Inside `shard_map`: mark all arrays of a pytree as different from device to device if one of them is.
+
+    Programs mark all that they return so; with arrays that no program returned, a state would not keep its type when a
+    `lax.scan` carries it.
+    """
+
+    def axes(array: jax.Array) -> frozenset[Any]:
+        kind = getattr(jax.typeof(array), "manual_axis_type", None)
+        return frozenset(getattr(kind, "varying", ()))
+
+    every = frozenset[Any]().union(*(axes(array) for array in jax.tree.leaves(tree)))
+
+    def marked(array: jax.Array) -> jax.Array:
+        missing = tuple(every - axes(array))
+        return jax.lax.pcast(array, missing, to="varying") if missing else array
+
+    return jax.tree.map(marked, tree) if every else tree
+
+
+def run(native: Program, arrays: Mapping[str, Any], num_envs: int) -> dict[str, jax.Array]:
     """Call a program with the arrays that it takes by name; the results by name."""
     results = ffi_call(native, [arrays[spec.name] for spec in native.inputs], num_envs)
     return {spec.name: result for spec, result in zip(native.outputs, results, strict=True)}

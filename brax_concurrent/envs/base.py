@@ -11,21 +11,23 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from brax_concurrent.backends.native import CpuProgram
 from brax_concurrent.envs import program
 from brax_concurrent.envs.arrays import (
     checked,
     default_model_values,
     resolve_backend,
+    resolve_granularity,
     run,
     validate_batch,
     validate_scheduler,
+    varying_alike,
 )
 from brax_concurrent.envs.state import State
 from brax_concurrent.envs.stream import StreamBuilder
 from brax_concurrent.envs.task import Task
+from brax_concurrent.interop.jax_ffi import Program
+from brax_concurrent.kernels.layout import MODEL_PREFIX
 from brax_concurrent.kernels.model import Model, load_model
-from brax_concurrent.kernels.specialize import MODEL_PREFIX
 
 _COUNTERS = ("contacts_lost", "diverged", "bad_actions")
 
@@ -38,7 +40,7 @@ class Env:
     Args:
         task: what is simulated and how it is scored.
         num_envs: environments in the batch, at least 1.
-        backend, scheduler: see `make`.
+        backend, scheduler, granularity: see `make`.
         dtype: "float32", or "float64" (with `jax_enable_x64`).
         autoreset: whether `step` resets environments that ended, each to a fresh random state.
         threads: CPU threads at most; 0: all cores.
@@ -55,6 +57,7 @@ class Env:
         *,
         backend: str = "auto",
         scheduler: str = "serial",
+        granularity: str = "auto",
         dtype: str = "float32",
         autoreset: bool = True,
         threads: int = 0,
@@ -62,6 +65,7 @@ class Env:
     ):
         validate_batch(num_envs, dtype, threads)
         self.backend, self.scheduler = resolve_backend(backend), validate_scheduler(scheduler)
+        self.granularity = resolve_granularity(granularity, self.backend)
         self.task, self.num_envs, self.dtype = task, num_envs, jnp.dtype(dtype)
         self.autoreset, self._threads = autoreset, threads
         self.model: Model = load_model(task.model, nconmax=task.nconmax)
@@ -114,26 +118,30 @@ class Env:
     # -- programs ----------------------------------------------------------------------------------------------------
 
     @functools.cached_property
-    def _step_program(self) -> CpuProgram:
+    def _step_program(self) -> Program:
         return self._compile("control_step")
 
     @functools.cached_property
-    def _reset_program(self) -> CpuProgram:
+    def _reset_program(self) -> Program:
         return self._compile("reset_all")
 
     @functools.cached_property
-    def _reset_where_program(self) -> CpuProgram:
+    def _reset_where_program(self) -> Program:
         return self._compile("reset_where")
 
     @functools.cached_property
-    def _restart_program(self) -> CpuProgram:
+    def _restart_program(self) -> Program:
         return self._compile("restart")
 
-    def _compile(self, kind: str) -> CpuProgram:
+    def _compile(self, kind: str) -> Program:
+        make_stream = getattr(self._builder, kind)
+        if kind == "control_step":
+            make_stream = functools.partial(make_stream, self.granularity)
         identity = self.task.identity()
         if identity is not None:
-            identity = f"{kind} {identity} {self.model.fingerprint} {self.per_env} {self.autoreset}"
-        return program.compile_cpu(getattr(self._builder, kind), self.dtype.name, self._threads, identity)
+            arguments = (self.per_env, self.autoreset, self.granularity if kind == "control_step" else "")
+            identity = f"{kind} {identity} {self.model.fingerprint} {arguments}"
+        return program.compile_stream(make_stream, self.backend, self.dtype.name, self._threads, identity)
 
     # -- public operations -------------------------------------------------------------------------------------------
 
@@ -147,7 +155,7 @@ class Env:
         Raises:
             TypeError, ValueError: `key` is no key, or `model` does not fit.
         """
-        state = self._blank(key, model)
+        state = varying_alike(self._blank(key, model))
         return self._updated(state, self._run(self._reset_program, state))
 
     def reset_to(
@@ -163,7 +171,7 @@ class Env:
         state = self._blank(jax.random.key(0) if key is None else key, model)
         qpos = checked("qpos", qpos, (self.num_envs, self.model.nq), self.dtype)
         qvel = checked("qvel", qvel, (self.num_envs, self.model.nv), self.dtype)
-        state = state.replace(qpos=qpos, qvel=qvel)
+        state = varying_alike(state.replace(qpos=qpos, qvel=qvel))
         return self._updated(state, self._run(self._restart_program, state))
 
     def reset_where(self, state: State, mask: Any) -> State:
@@ -193,45 +201,50 @@ class Env:
 
     # -- plumbing ----------------------------------------------------------------------------------------------------
 
-    def _run(self, native: CpuProgram, state: State, **given: jax.Array) -> dict[str, jax.Array]:
+    def _run(self, native: Program, state: State, **given: jax.Array) -> dict[str, jax.Array]:
+        return run(native, self._arrays(state, **given), self.num_envs)
+
+    def _arrays(self, state: State, **given: jax.Array) -> dict[str, jax.Array]:
+        """A state's arrays by the names that programs know them by."""
         carried = {"qpos": state.qpos, "qvel": state.qvel, "obs": state.obs, **state.internal, **given}
         carried |= {name: state.info[name] for name in _COUNTERS}
-        carried |= {MODEL_PREFIX + name: value.reshape(self.num_envs, -1) for name, value in state.model.items()}
-        return run(native, carried, self.num_envs)
+        return carried | {MODEL_PREFIX + n: value.reshape(self.num_envs, -1) for n, value in state.model.items()}
 
     def _updated(self, state: State, new: dict[str, jax.Array]) -> State:
         changes: dict[str, Any] = {name: new[name] for name in ("qpos", "qvel", "obs")}
         for name in ("reward", "terminated", "truncated", "final_obs"):
             changes[name] = new.get(name, getattr(state, name))
         if "final_obs" not in new:
-            changes["final_obs"] = new["obs"]
+            changes["final_obs"] = jnp.copy(new["obs"])  # not the same buffer: see _blank
         changes["internal"] = {name: new.get(name, value) for name, value in state.internal.items()}
         changes["info"] = {n: new.get(n if n in _COUNTERS else "info." + n, v) for n, v in state.info.items()}
         changes["metrics"] = {n: new.get("metrics." + n, v) for n, v in state.metrics.items()}
         return state.replace(**changes)
 
     def _blank(self, key: jax.Array, model: Mapping[str, Any] | None) -> State:
-        """A state of zeros, with keys and per-environment quantities filled in."""
-        n, m, f = self.num_envs, self.model, self.dtype
-        zeros, counter = jnp.zeros(n, f), jnp.zeros(n, jnp.int32)
-        internal = {
-            "qacc_warmstart": jnp.zeros((n, m.nv), f),
-            "key": self._keys(key),
-            "tick": counter,
-            "elapsed": counter,
-        }
-        internal |= {"memory." + name: jnp.zeros((n, size), f) for name, size in self.task.memory.items()}
-        flags, obs = jnp.zeros(n, bool), jnp.zeros((n, self.observation_size), f)
+        """A state of zeros, with keys and per-environment quantities filled in.
+
+        Each leaf is an array of its own: a caller may donate the state, and a buffer cannot be donated twice.
+        """
+        n, m = self.num_envs, self.model
+
+        def zeros(*shape: int, dtype: Any = self.dtype) -> jax.Array:
+            return jnp.zeros((n, *shape), dtype)
+
+        internal = {"qacc_warmstart": zeros(m.nv), "key": self._keys(key)}
+        internal |= {name: zeros(dtype=jnp.int32) for name in ("tick", "elapsed")}
+        internal |= {"memory." + name: zeros(size) for name, size in self.task.memory.items()}
+        info = {name: zeros(dtype=jnp.int32) for name in _COUNTERS} | {name: zeros() for name in self.task.info}
         return State(
-            qpos=jnp.zeros((n, m.nq), f),
-            qvel=jnp.zeros((n, m.nv), f),
-            obs=obs,
-            reward=zeros,
-            terminated=flags,
-            truncated=flags,
-            final_obs=obs,
-            info=dict.fromkeys(_COUNTERS, counter) | dict.fromkeys(self.task.info, zeros),
-            metrics=dict.fromkeys(self.task.metrics, zeros),
+            qpos=zeros(m.nq),
+            qvel=zeros(m.nv),
+            obs=zeros(self.observation_size),
+            reward=zeros(),
+            terminated=zeros(dtype=bool),
+            truncated=zeros(dtype=bool),
+            final_obs=zeros(self.observation_size),
+            info=info,
+            metrics={name: zeros() for name in self.task.metrics},
             model=self._model_values(model or {}),
             internal=internal,
             env=self.fingerprint,

@@ -1,8 +1,8 @@
-"""Streams made runnable: specialised to the robot, compiled, and described to the native runner.
+"""Streams made runnable: specialised to the robot, compiled, and described to the backend's runner.
 
 A stream that is made by this package's own code alone is kept on disk whole, under a hash of that code and of what was
 asked for: a later process then neither traces nor compiles. Others are traced each time, and only their machine code is
-kept, under a hash of the LLVM code it was made from.
+kept, under a hash of the LLVM code it was made from. Nothing that is kept holds an address.
 """
 
 from __future__ import annotations
@@ -15,14 +15,17 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from brax_concurrent.backends import cpu
-from brax_concurrent.backends.native import BufferSpec, CpuProgram
+from brax_concurrent.backends import cpu, cuda, cuda_driver
+from brax_concurrent.backends.cuda_program import DEFAULT_BLOCK, WARP, CudaOp, CudaProgram, build_program
+from brax_concurrent.backends.native import BufferSpec, CpuProgram, content_hash
 from brax_concurrent.backends.objects import ObjectCache
 from brax_concurrent.envs.stream import Stream
+from brax_concurrent.interop.jax_ffi import Program
 from brax_concurrent.kernels.specialize import specialize, touched
 from brax_concurrent.scheduler.serial import TileKernel, TileLayout, TileOp, TileProgram, compile_serial
 
 _PRECISIONS = {"float32": "f32", "float64": "f64"}
+_WARPS_TO_SPREAD = 4  # of one SM: below that, more threads in a block leave SMs without work
 
 
 @cache
@@ -45,6 +48,20 @@ def buffers_of(stream: Stream, dtype: str) -> tuple[BufferSpec, ...]:
     )
 
 
+def compile_stream(
+    make_stream: Callable[[], Stream], backend: str, dtype: str, threads: int, identity: str | None = None
+) -> Program:
+    """A stream as native code for a backend.
+
+    Args:
+        backend: "cpu" or "cuda".
+        make_stream, dtype, threads, identity: see compile_cpu and compile_cuda.
+    """
+    if backend == "cuda":
+        return compile_cuda(make_stream, dtype, identity)
+    return compile_cpu(make_stream, dtype, threads, identity)
+
+
 def compile_cpu(make_stream: Callable[[], Stream], dtype: str, threads: int, identity: str | None = None) -> CpuProgram:
     """A stream as native code for the CPU.
 
@@ -54,18 +71,38 @@ def compile_cpu(make_stream: Callable[[], Stream], dtype: str, threads: int, ide
         threads: at most so many; 0: all.
         identity: says what the stream is, given this package's source; None: it is not kept whole.
     """
-    store = ObjectCache()
-    key = ""
-    if identity is not None:
-        parts = (source_fingerprint(), identity, dtype, cpu.target())
-        key = "s" + hashlib.sha256(repr(parts).encode()).hexdigest()[:40]
-        kept = store.get(key)
-        if kept is not None:
-            return _program(kept, threads)
-    packed = _pack(make_stream(), dtype)
-    if key:
+    return _program(_kept(identity, dtype, cpu.target(), lambda: _pack(make_stream(), dtype)), threads)
+
+
+def compile_cuda(
+    make_stream: Callable[[], Stream], dtype: str, identity: str | None = None, *, block: int = DEFAULT_BLOCK
+) -> CudaProgram:
+    """A stream as native code for the first GPU of this process, loaded into the driver.
+
+    Args:
+        make_stream, dtype, identity: see compile_cpu.
+        block: threads of a block where there are enough environments to fill the GPU with blocks.
+
+    Raises:
+        CudaError: there is no GPU, or it refuses the code.
+        ImportError: the code is not on disk, and NVIDIA's compilers are not installed.
+    """
+    capability = cuda_driver.compute_capability()
+    packed = _kept(identity, dtype, cuda.target(capability), lambda: pack_cuda(make_stream(), dtype, capability))
+    return load_cuda(packed, block=block, multiprocessors=cuda_driver.multiprocessors())
+
+
+def _kept(identity: str | None, dtype: str, target: str, make: Callable[[], bytes]) -> bytes:
+    """What `make` returns, from the disk if it was kept there; `target` is what else it depends on."""
+    if identity is None:
+        return make()
+    store, parts = ObjectCache(), (source_fingerprint(), identity, dtype, target)
+    key = "s" + hashlib.sha256(repr(parts).encode()).hexdigest()[:40]
+    packed = store.get(key)
+    if packed is None:
+        packed = make()
         store.put(key, packed)
-    return _program(packed, threads)
+    return packed
 
 
 def _pack(stream: Stream, dtype: str) -> bytes:
@@ -102,3 +139,51 @@ def _tile_program(header: Any, objects: bytes) -> TileProgram:
         kernels[symbol] = TileKernel(name, address, symbol, layout.footprint(reads, writes))
         start += size
     return TileProgram(layout, tuple(TileOp(kernels[symbol]) for symbol in header["ops"]))
+
+
+def pack_cuda(stream: Stream, dtype: str, compute_capability: tuple[int, int]) -> bytes:
+    """A stream compiled for GPUs as a line of JSON and the kernels' machine code; needs no GPU."""
+    special = specialize(stream.kernels, stream.view, stream.fields, stream.user, _PRECISIONS[dtype])
+    code = cuda.compile_programs(special, compute_capability)
+    cubins = {each.symbol: each.cubin for each in code.values()}
+    header = {
+        "kernels": {name: [each.symbol, each.arguments] for name, each in code.items()},
+        "ops": [k.name for k in stream.kernels if k.name in code],
+        "arena_bytes": special.layout.arena_bytes,
+        "buffers": [asdict(b) for b in buffers_of(stream, dtype)],
+        "sizes": {symbol: len(data) for symbol, data in cubins.items()},
+    }
+    return json.dumps(header).encode() + b"\n" + b"".join(cubins.values())
+
+
+def load_cuda(packed: bytes, *, block: int = DEFAULT_BLOCK, multiprocessors: int) -> CudaProgram:
+    """Load what `pack_cuda` made into the driver.
+
+    Args:
+        packed: see pack_cuda.
+        block: see compile_cuda.
+        multiprocessors: of the GPU, which says when a batch is small.
+    """
+    line, _, data = packed.partition(b"\n")
+    header = json.loads(line)
+    cubins, start = {}, 0
+    for symbol, size in header["sizes"].items():
+        cubins[symbol] = data[start : start + size]
+        start += size
+    kernels = {}
+    for name, (symbol, arguments) in header["kernels"].items():
+        kernels[name] = CudaOp(cuda_driver.load_kernel(name, symbol, cubins[symbol]), tuple(arguments))
+    cuda_driver.make_resident(op.kernel for op in kernels.values())
+    ops = [kernels[name] for name in header["ops"]]
+    buffers = tuple(BufferSpec(**{**b, "shape": tuple(b["shape"])}) for b in header["buffers"])
+    spread = multiprocessors * _WARPS_TO_SPREAD * WARP
+    described = tuple((op.kernel.symbol, op.arguments) for op in ops)
+    fingerprint = content_hash(
+        "cuda",
+        described,
+        block,
+        spread,
+        header["arena_bytes"],
+        tuple((b.name, b.shape, b.dtype, b.access) for b in buffers),
+    )
+    return build_program(ops, header["arena_bytes"], buffers, fingerprint, block=block, spread=spread)

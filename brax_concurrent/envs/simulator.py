@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import functools
+import hashlib
 import os
 from collections.abc import Callable, Sequence
+from itertools import product
 from math import prod
 from typing import Any
 
@@ -14,19 +16,36 @@ import jax
 import jax.numpy as jnp
 import mujoco
 
-from brax_concurrent.backends.native import CpuProgram
 from brax_concurrent.envs import program
-from brax_concurrent.envs.arrays import checked, default_model_values, run, validate_batch
-from brax_concurrent.envs.stream import Array, Stream, copy_in, copy_out, load_constants
+from brax_concurrent.envs.arrays import (
+    checked,
+    default_model_values,
+    resolve_backend,
+    run,
+    validate_batch,
+    varying_alike,
+)
+from brax_concurrent.envs.stream import (
+    COUNTER_FIELDS,
+    Array,
+    Stream,
+    copy_in,
+    counting_lost_contacts,
+    finite_or_zeros,
+    load_constants,
+)
+from brax_concurrent.interop.jax_ffi import Program
 from brax_concurrent.kernels import contact_forces, step
+from brax_concurrent.kernels.integrate import ROTATION_RULES
 from brax_concurrent.kernels.kernel import Kernel
-from brax_concurrent.kernels.layout import Field, physics_fields
+from brax_concurrent.kernels.layout import MODEL_PREFIX, Field, physics_fields
 from brax_concurrent.kernels.model import Model, load_model
-from brax_concurrent.kernels.ops import to_int, where
-from brax_concurrent.kernels.specialize import MODEL_PREFIX, ModelView
+from brax_concurrent.kernels.ops import negate, to_int, where
+from brax_concurrent.kernels.specialize import ModelView
 from brax_concurrent.kernels.trace import infer_kernel
 
-_CARRIED = ("qpos", "qvel", "qacc_warmstart", "contacts_lost", "diverged")
+_SCRATCH = ("contact_jar", "contact_jv", "rk4_")  # the solver's and the integrator's own
+_CARRIED = ("qpos", "qvel", "qacc_warmstart", "contacts_lost", "diverged", "bad_controls")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,10 +55,13 @@ class SimulatorState:
     Attributes:
         qpos: (num_envs, nq). qvel: (num_envs, nv).
         fields: the derived fields that were asked for, `(num_envs, *shape)` with MuJoCo's names. After `step` they are
-            those of the last evaluation before integration (with Runge-Kutta, of its last stage), as in MuJoCo.
-        contacts_lost: (num_envs,) int32, contacts beyond the capacity since `reset`.
+            those of the last evaluation before integration (with Runge-Kutta, of its last stage), as in MuJoCo (whose
+            `qacc` is then the stages' mean; here it is the last stage's, like the rest). Contacts
+            beyond `ncon`, limits of joints without, and what the model has nothing of are 0.
+        contacts_lost: (num_envs,) int32, contacts beyond the capacity, in all evaluations since `reset`.
         diverged: (num_envs,) int32, steps whose state went beyond MuJoCo's limits (NaN, or above 1e10) since `reset`;
             such an environment is put back to qpos0 at rest, as MuJoCo does.
+        bad_controls: (num_envs,) int32, evaluations whose controls were not finite and were taken for zeros.
         model: per-environment model quantities.
         internal: the solver's warm start.
         sim: fingerprint of the simulator that made it.
@@ -50,6 +72,7 @@ class SimulatorState:
     fields: dict[str, jax.Array]
     contacts_lost: jax.Array
     diverged: jax.Array
+    bad_controls: jax.Array
     model: dict[str, jax.Array]
     internal: dict[str, jax.Array]
     sim: str = ""
@@ -79,6 +102,7 @@ class Simulator:
         model: MJCF path, XML string or mujoco.MjModel.
         num_envs: simulations in the batch, at least 1.
         fields: derived fields that states hold, by MuJoCo's names (see `Simulator.known_fields`).
+        backend: "cpu", "cuda" or "auto", see `make`.
         dtype: "float32", or "float64" (with `jax_enable_x64`).
         threads: CPU threads at most; 0: all cores.
         per_env: model quantities that differ between environments, e.g. ("geom_friction",).
@@ -96,6 +120,7 @@ class Simulator:
         num_envs: int,
         fields: Sequence[str] = (),
         *,
+        backend: str = "auto",
         dtype: str = "float32",
         threads: int = 0,
         per_env: Sequence[str] = (),
@@ -103,22 +128,25 @@ class Simulator:
         rk4_rotation: str = "munthe-kaas",
     ):
         validate_batch(num_envs, dtype, threads)
+        self.backend = resolve_backend(backend)
         self.model: Model = load_model(model, nconmax=nconmax)
         self.num_envs, self.dtype, self.per_env = num_envs, jnp.dtype(dtype), tuple(per_env)
+        if rk4_rotation not in ROTATION_RULES:
+            raise ValueError(f"rk4_rotation: expected one of {ROTATION_RULES}, got {rk4_rotation!r}")
         self._threads, self._rotation = threads, rk4_rotation
         self._defaults = default_model_values(self.model, self.per_env)
         self._all = physics_fields(self.model)
         for name in fields:
-            if name not in self._all:
-                near = difflib.get_close_matches(name, self._all, 3)
-                raise ValueError(f"fields: {name!r} is no field; nearest: {near}, all: {sorted(self._all)}")
-        self.fields = tuple(fields)
+            if name not in self.known_fields:
+                near = difflib.get_close_matches(name, self.known_fields, 3)
+                raise ValueError(f"fields: {name!r} is no field; nearest: {near}, all: {sorted(self.known_fields)}")
+        self.fields = tuple(dict.fromkeys(fields))
         self._view = ModelView(self.model, self.per_env)
 
     @property
     def known_fields(self) -> dict[str, str]:
         """Fields that can be asked for, and what they are."""
-        return {name: f.doc for name, f in self._all.items()}
+        return {name: f.doc for name, f in self._all.items() if not name.startswith(_SCRATCH)}
 
     @property
     def dt(self) -> float:
@@ -128,7 +156,8 @@ class Simulator:
     @functools.cached_property
     def fingerprint(self) -> str:
         """Says which states are this simulator's."""
-        return f"{self.model.name}/{self.model.fingerprint[:12]}/{self.num_envs}/{','.join(self.fields)}"
+        digest = hashlib.sha256(repr((self.model.fingerprint, self.dtype.name, self.per_env)).encode()).hexdigest()[:12]
+        return f"{self.model.name or 'simulator'}[{self.num_envs}]/{digest}/{','.join(self.fields)}"
 
     # -- streams -----------------------------------------------------------------------------------------------------
 
@@ -143,6 +172,7 @@ class Simulator:
             "qacc_warmstart": Array(m.nv, "f", "readwrite"),
             "contacts_lost": Array(1, "i", "readwrite", scalar=True),
             "diverged": Array(1, "i", "readwrite", scalar=True),
+            "bad_controls": Array(1, "i", "readwrite", scalar=True),
         }
         arrays |= {MODEL_PREFIX + name: Array(int(getattr(m, name).size), "f", "read") for name in self.per_env}
         for name in self.fields:
@@ -151,7 +181,8 @@ class Simulator:
 
     def _stream(self, kernels: Sequence[Kernel], advances: bool) -> Stream:
         arrays = self._arrays()
-        fields = self._all | {MODEL_PREFIX + n: Field(getattr(self.model, n).shape, n) for n in self.per_env}
+        fields = self._all | COUNTER_FIELDS
+        fields |= {MODEL_PREFIX + n: Field(getattr(self.model, n).shape, n) for n in self.per_env}
         user = Stream((), fields, arrays, self._view).user
 
         def make(name: str, function: Callable[[Any, Any], None]) -> Kernel:
@@ -159,14 +190,19 @@ class Simulator:
 
         def load(m: Any, w: Any) -> None:
             load_constants(m, w, self.model, self.per_env)
-            for name in ("qpos", "qvel", "qacc_warmstart", "ctrl", "mocap_pos", "mocap_quat"):
+            for name in ("qpos", "qvel", "qacc_warmstart", "mocap_pos", "mocap_quat"):
                 if name in arrays:
                     copy_in(w, name, name, fields[name].shape)
+            good, ctrl = finite_or_zeros([w.user.ctrl[i] for i in range(m.nu)])
+            for i, value in enumerate(ctrl):
+                w.ctrl[i] = value
+            w.user.bad_controls[0] = w.user.bad_controls[0] + to_int(negate(good))
 
         def store(m: Any, w: Any) -> None:
             for name in self.fields:
-                copy_out(w, name, "field." + name, fields[name].shape)
-            w.user.contacts_lost[0] = w.user.contacts_lost[0] + w.ncon_lost[0]
+                for flat, index in enumerate(product(*(range(n) for n in fields[name].shape))):
+                    getattr(w.user, "field." + name)[flat] = self._shown(w, name, index)
+            w.user.contacts_lost[0] = w.user.contacts_lost[0] + w.contacts_lost[0]
             bad = w.diverged[0] != 0
             w.user.diverged[0] = w.user.diverged[0] + to_int(bad)
             if advances:
@@ -177,19 +213,33 @@ class Simulator:
                     w.user.qacc_warmstart[i] = where(bad, 0.0, w.qacc_warmstart[i])
 
         observe = [contact_forces.rne_post_constraint] if "cfrc_ext" in self.fields else []
-        return Stream((make("load", load), *kernels, *observe, make("store", store)), fields, arrays, self._view)
+        physics = counting_lost_contacts(kernels, self.model)
+        return Stream((make("load", load), *physics, *observe, make("store", store)), fields, arrays, self._view)
+
+    def _shown(self, w: Any, name: str, index: tuple[int, ...]) -> Any:
+        """A component as states show it: 0 where no stage writes it."""
+        m, zero = self.model, 0.0 if self._all[name].dtype == "f" else 0
+        if not m.nmocap and name.startswith("mocap_"):
+            return zero
+        if not m.nu and name in ("ctrl", "actuator_force"):
+            return zero
+        if name.startswith("limit_") and not (m.njnt and m.jnt_limited[index[0]]):
+            return zero
+        if name.startswith("contact_"):
+            return where(index[0] < w.ncon[0], w.field(name)[index], zero) if m.npair else zero
+        return w.field(name)[index]
 
     @functools.cached_property
-    def _step_program(self) -> CpuProgram:
+    def _step_program(self) -> Program:
         return self._compile("step", lambda: self._stream(step.physics_step(self.model, self._rotation), advances=True))
 
     @functools.cached_property
-    def _forward_program(self) -> CpuProgram:
+    def _forward_program(self) -> Program:
         return self._compile("forward", lambda: self._stream(step.forward(self.model), advances=False))
 
-    def _compile(self, kind: str, make_stream: Callable[[], Stream]) -> CpuProgram:
+    def _compile(self, kind: str, make_stream: Callable[[], Stream]) -> Program:
         identity = f"{kind} {self._rotation} {self.model.fingerprint} {self.fields} {self.per_env}"
-        return program.compile_cpu(make_stream, self.dtype.name, self._threads, identity)
+        return program.compile_stream(make_stream, self.backend, self.dtype.name, self._threads, identity)
 
     # -- public operations -------------------------------------------------------------------------------------------
 
@@ -225,12 +275,12 @@ class Simulator:
             },
             contacts_lost=counter,
             diverged=counter,
+            bad_controls=counter,
             model=values,
             internal={"qacc_warmstart": jnp.zeros((n, m.nv), self.dtype)},
             sim=self.fingerprint,
         )
-        evaluated = self.forward(state, ctrl)
-        return evaluated.replace(contacts_lost=counter, diverged=counter)
+        return self.forward(varying_alike(state), ctrl)
 
     def forward(
         self, state: SimulatorState, ctrl: Any = None, *, mocap_pos: Any = None, mocap_quat: Any = None
@@ -245,8 +295,8 @@ class Simulator:
 
         Args:
             state: from this simulator.
-            ctrl: (num_envs, nu); default zeros. Clamped to ctrlrange as in MuJoCo; an environment whose controls are
-                not finite diverges, is put back to qpos0 and counted.
+            ctrl: (num_envs, nu); default zeros. Clamped to ctrlrange as in MuJoCo. Where an environment's hold NaN or
+                infinity, all of them are taken for zeros, and it is counted in `bad_controls`.
             mocap_pos: (num_envs, nmocap, 3), mocap_quat: (num_envs, nmocap, 4); default: the model's.
 
         Raises:

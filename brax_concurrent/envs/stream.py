@@ -11,20 +11,22 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
+from brax_concurrent.envs.arrays import GRANULARITIES
 from brax_concurrent.envs.random import Random
 from brax_concurrent.envs.task import Task
 from brax_concurrent.kernels import contact_forces, step
-from brax_concurrent.kernels.fuse import Repeat, fused, unrolled
+from brax_concurrent.kernels.collision import collision
+from brax_concurrent.kernels.fuse import Recipe, Repeat, fused, unrolled
 from brax_concurrent.kernels.kernel import Kernel
-from brax_concurrent.kernels.layout import Field, physics_fields
+from brax_concurrent.kernels.layout import MODEL_PREFIX, Field, physics_fields
 from brax_concurrent.kernels.model import Model
 from brax_concurrent.kernels.ops import both, either, isfinite, negate, to_int, where
-from brax_concurrent.kernels.specialize import MODEL_PREFIX, ModelView
+from brax_concurrent.kernels.specialize import ModelView
 from brax_concurrent.kernels.trace import infer_kernel
 
 _OBSERVERS = {"rne_post_constraint": contact_forces.rne_post_constraint}
-GRANULARITIES = ("stage", "substep", "step")
 _STEP_DRAWS, _RESET_DRAWS = 0, 1
+COUNTER_FIELDS = {"contacts_lost": Field((1,), "contacts beyond nconmax, over all evaluations of the call", "i")}
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,7 @@ class StreamBuilder:
             "action": Field((max(task.action_size, 1),), "the action, zeros if any entry is not finite"),
             "done": Field((1,), "whether this environment is being reset", "i"),
         }
+        self.fields |= COUNTER_FIELDS
         for name in per_env:
             self.fields[MODEL_PREFIX + name] = Field(getattr(model, name).shape, f"{name} of this environment")
 
@@ -133,7 +136,7 @@ class StreamBuilder:
         arrays |= self.model_arrays() | self.state_arrays() | self.outcome_arrays()
         make = self._maker(arrays)
         before = [make("load", self._load), make("control", self._control)]
-        physics = step.physics_recipe(self.model)
+        physics = counting_lost_contacts(step.physics_recipe(self.model), self.model)
         after = [*(_OBSERVERS[name] for name in self.task.observes), make("outcome", self._outcome)]
         if self.autoreset:
             after += self._resetting(make)
@@ -225,12 +228,7 @@ class StreamBuilder:
             copy_in(w, name, name, self.fields[name].shape)
 
     def _control(self, m: Any, w: Any) -> None:
-        """MuJoCo's rule for bad controls: if any is NaN or infinite, all of this environment's are 0."""
-        action = [w.user.action[i] for i in range(self.task.action_size)]
-        good: Any = True
-        for a in action:
-            good = both(good, isfinite(a))
-        action = [where(good, a, 0.0) for a in action]
+        good, action = finite_or_zeros([w.user.action[i] for i in range(self.task.action_size)])
         for i, a in enumerate(action):
             w.action[i] = a
         w.user.bad_actions[0] = w.user.bad_actions[0] + to_int(negate(good))
@@ -273,7 +271,7 @@ class StreamBuilder:
             for i in range(m.nv):
                 w.qvel[i] = where(bad, 0.0, w.qvel[i])
                 w.qacc_warmstart[i] = where(bad, 0.0, w.qacc_warmstart[i])
-        w.user.contacts_lost[0] = w.user.contacts_lost[0] + w.ncon_lost[0]
+        w.user.contacts_lost[0] = w.user.contacts_lost[0] + w.contacts_lost[0]
         w.user.diverged[0] = w.user.diverged[0] + to_int(bad)
 
     def _rest(self, m: Any, w: Any) -> None:
@@ -316,16 +314,38 @@ def load_constants(m: Any, w: Any, model: Model, per_env: Sequence[str]) -> None
             w.mocap_pos[m.body_mocapid[b]] = m.body_pos[b]
             w.mocap_quat[m.body_mocapid[b]] = m.body_quat[b]
     w.diverged[0] = 0
-    w.ncon_lost[0] = 0
+    w.contacts_lost[0] = 0
+
+
+def finite_or_zeros(values: Sequence[Any]) -> tuple[Any, list[Any]]:
+    """MuJoCo's rule for bad controls: if any is NaN or infinite, all of this environment's are 0."""
+    good: Any = True
+    for x in values:
+        good = both(good, isfinite(x))
+    return good, [where(good, x, 0.0) for x in values]
+
+
+def counting_lost_contacts(recipe: Recipe, model: Model) -> list[Any]:
+    """The recipe, whose collision stages add what found no room to `contacts_lost`."""
+    if sum(int(n) for n in model.pair_maxcontact) <= model.nconmax:
+        return list(recipe)
+
+    def function(m: Any, w: Any) -> None:
+        collision.function(m, w)
+        w.contacts_lost[0] = w.contacts_lost[0] + w.ncon_lost[0]
+
+    names = ("ncon_lost", "contacts_lost")
+    counting = Kernel(collision.name, function, (*collision.reads, *names), (*collision.writes, "contacts_lost"))
+
+    def changed(item: Any) -> Any:
+        if isinstance(item, Repeat):
+            return Repeat(item.times, tuple(changed(inner) for inner in item.body))
+        return counting if item is collision else item
+
+    return [changed(item) for item in recipe]
 
 
 def copy_in(w: Any, name: str, array: str, shape: Sequence[int]) -> None:
     """Copy a flat row of a user's array into a field."""
     for flat, index in enumerate(product(*(range(n) for n in shape))):
         w.field(name)[index] = getattr(w.user, array)[flat]
-
-
-def copy_out(w: Any, name: str, array: str, shape: Sequence[int]) -> None:
-    """Copy a field into a flat row of a user's array."""
-    for flat, index in enumerate(product(*(range(n) for n in shape))):
-        getattr(w.user, array)[flat] = w.field(name)[index]

@@ -7,6 +7,7 @@ the caller keeps them, so calls are pure functions as JAX means it.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 from collections.abc import Callable, Sequence
@@ -16,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from brax_concurrent.backends.cuda_program import DESC_BLOCK, DESC_SPREAD, CudaProgram
 from brax_concurrent.backends.native import (
     DESC_ARENA_BYTES,
     DESC_FIRST_OP,
@@ -25,29 +27,34 @@ from brax_concurrent.backends.native import (
     BufferSpec,
     CpuProgram,
 )
-from brax_concurrent.interop import ffi_handler
+from brax_concurrent.interop import ffi_cuda, ffi_frame, ffi_handler
+
+Program = CpuProgram | CudaProgram
 
 _lock = threading.Lock()
 # XLA keeps handlers and executables for as long as the process lives, so all that they use is kept as well:
-# by fingerprint, the program, its signature and its buffers' names as C strings.
-_registered: dict[int, tuple[CpuProgram, np.ndarray, list[np.ndarray]]] = {}
+# by backend and fingerprint, the program, its signature and its buffers' names as C strings.
+_registered: dict[tuple[type, int], tuple[Program, np.ndarray, list[np.ndarray]]] = {}
 
 
 @functools.cache
-def _target() -> str:
-    """Compile the handler and register it with XLA, once; returns its name there."""
-    name, code, _ = ffi_handler.handler()
-    jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(code.address), platform="cpu", api_version=1)
+def _target(cuda: bool) -> str:
+    """Compile a backend's handler and register it with XLA, once; returns its name there."""
+    ours, other, module = ("CUDA", "cpu", ffi_cuda) if cuda else ("cpu", "CUDA", ffi_handler)
+    name, code, _ = module.handler()
+    for platform, function in ((ours, code), (other, module.refusal())):
+        jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(function.address), platform=platform, api_version=1)
     return name
 
 
-def _signature(program: CpuProgram) -> tuple[np.ndarray, list[np.ndarray]]:
+def _signature(program: Program) -> tuple[np.ndarray, list[np.ndarray]]:
     """A program's SIG_* words, and the C strings that they point to."""
     names = [np.frombuffer(spec.name.encode() + b"\0", np.uint8) for spec in program.buffers]
-    words = [program.address, len(program.inputs), len(program.outputs), len(program.buffers)]
+    results = len(program.outputs) + isinstance(program, CudaProgram)  # with scratch memory
+    words = [program.address, len(program.inputs), results, len(program.buffers)]
     arg = ret = 0
     for spec, name in zip(program.buffers, names, strict=True):
-        code, item_bytes = ffi_handler.DTYPES[spec.dtype]
+        code, item_bytes = ffi_frame.DTYPES[spec.dtype]
         words += [
             -1 if spec.access == "write" else arg,
             -1 if spec.access == "read" else ret,
@@ -62,15 +69,18 @@ def _signature(program: CpuProgram) -> tuple[np.ndarray, list[np.ndarray]]:
     return np.array(words, np.int64), names
 
 
-def _content(program: CpuProgram) -> tuple[object, ...]:
+def _content(program: Program) -> tuple[object, ...]:
     """What must be equal in programs of one fingerprint: all but addresses."""
-    ops = int(program.desc[DESC_OPS])
-    predicates = program.desc[DESC_FIRST_OP : DESC_FIRST_OP + 2 * ops][1::2].tolist()
+    if isinstance(program, CudaProgram):
+        ops = [(op.kernel.symbol, op.arguments) for op in program.ops]
+        return program.buffers, ops, program.arena_shape(1), program.desc[[DESC_BLOCK, DESC_SPREAD]].tolist()
+    count = int(program.desc[DESC_OPS])
+    predicates = program.desc[DESC_FIRST_OP : DESC_FIRST_OP + 2 * count][1::2].tolist()
     settings = [int(program.desc[word]) for word in (DESC_ARENA_BYTES, DESC_THREADS, DESC_POISON)]
     return program.buffers, predicates, settings
 
 
-def register(program: CpuProgram) -> str:
+def register(program: Program) -> str:
     """Make a program known to the handler, for ever; returns the handler's name.
 
     A second program of the same fingerprint is the same program: the first one goes on serving both.
@@ -79,24 +89,25 @@ def register(program: CpuProgram) -> str:
       ValueError: a buffer's dtype is not one of those that can cross, or a different program has the
         fingerprint.
     """
+    cuda = isinstance(program, CudaProgram)
+    key = (type(program), program.fingerprint)
     with _lock:
-        known = _registered.get(program.fingerprint)
+        known = _registered.get(key)
         if known is not None:
             if _content(known[0]) != _content(program):
                 raise ValueError(
                     f"two different programs have the fingerprint {program.fingerprint:016x}: "
                     f"{_content(known[0])} and {_content(program)}"
                 )
-            return _target()
+            return _target(cuda)
         for spec in program.buffers:
-            if spec.dtype not in ffi_handler.DTYPES:
-                raise ValueError(
-                    f"buffer {spec.name}: dtype must be one of {list(ffi_handler.DTYPES)}, got {spec.dtype}"
-                )
-        target = _target()
+            if spec.dtype not in ffi_frame.DTYPES:
+                raise ValueError(f"buffer {spec.name}: dtype must be one of {list(ffi_frame.DTYPES)}, got {spec.dtype}")
+        target = _target(cuda)
         signature, names = _signature(program)
-        ffi_handler.handler()[2].put(program.fingerprint, int(signature.ctypes.data))
-        _registered[program.fingerprint] = (program, signature, names)
+        module = ffi_cuda if cuda else ffi_handler
+        module.handler()[2].put(program.fingerprint, int(signature.ctypes.data))
+        _registered[key] = (program, signature, names)
         return target
 
 
@@ -106,9 +117,11 @@ def _varying_axes(arrays: Sequence[jax.Array]) -> tuple[Any, ...]:
     return tuple(frozenset[Any]().union(*(getattr(each, "varying", ()) for each in types)))
 
 
-def _describe_outputs(program: CpuProgram, num_envs: int, axes: tuple[Any, ...]) -> list[Any]:
+def _describe_outputs(program: Program, num_envs: int, axes: tuple[Any, ...]) -> list[Any]:
     """Objects with each output's shape, dtype and, under shard_map, the axes along which it varies."""
-    shapes = [(spec.array_shape(num_envs), spec.dtype) for spec in program.outputs]
+    shapes: list[tuple[tuple[int, ...], str]] = [(spec.array_shape(num_envs), spec.dtype) for spec in program.outputs]
+    if isinstance(program, CudaProgram):
+        shapes.append((program.arena_shape(num_envs), "uint8"))
     if not axes:
         return [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in shapes]
     # A traced array is the one public way to say it; nothing but its type is used, so it is never made.
@@ -116,13 +129,13 @@ def _describe_outputs(program: CpuProgram, num_envs: int, axes: tuple[Any, ...])
 
 
 @functools.cache
-def _compiled(program: CpuProgram, num_envs: int) -> Callable[..., tuple[jax.Array, ...]]:
+def _compiled(program: Program, num_envs: int) -> Callable[..., tuple[jax.Array, ...]]:
     """A jitted call of the program. An eager call takes jit's fast path; under a trace it is inlined."""
     target = register(program)
     for spec in program.buffers:
         if jax.dtypes.canonicalize_dtype(spec.dtype) != spec.dtype:
             raise ValueError(f"buffer {spec.name}: {spec.dtype} needs jax.config.update('jax_enable_x64', True)")
-    fingerprint = np.int64(ffi_handler.as_int64(program.fingerprint))
+    fingerprint = np.int64(ffi_frame.as_int64(program.fingerprint))
     arg_of = {spec.name: index for index, spec in enumerate(program.inputs)}
     carried = [(index, spec.name) for index, spec in enumerate(program.outputs) if spec.access == "readwrite"]
     aliases = {arg_of[name]: index for index, name in carried}
@@ -131,12 +144,13 @@ def _compiled(program: CpuProgram, num_envs: int) -> Callable[..., tuple[jax.Arr
         outputs = _describe_outputs(program, num_envs, _varying_axes(inputs))
         run = jax.ffi.ffi_call(target, outputs, vmap_method="sequential", input_output_aliases=aliases)
         # The attributes that the handler expects. Content only: executables outlive this process.
-        return tuple(run(*inputs, num_envs=np.int64(num_envs), program=fingerprint))
+        results = run(*inputs, num_envs=np.int64(num_envs), program=fingerprint)
+        return tuple(results[: len(program.outputs)])
 
     return jax.jit(call, inline=True)
 
 
-def _num_envs(program: CpuProgram, inputs: Sequence[jax.Array]) -> int:
+def _num_envs(program: Program, inputs: Sequence[jax.Array]) -> int:
     for spec, array in zip(program.inputs, inputs, strict=True):
         if spec.per_env:
             if not array.shape:
@@ -151,8 +165,18 @@ def _check_input(spec: BufferSpec, array: jax.Array, num_envs: int) -> None:
         raise ValueError(f"input {spec.name}: expected {spec.dtype}{list(shape)}, got {array.dtype}{list(array.shape)}")
 
 
-def ffi_call(program: CpuProgram, inputs: Sequence[jax.Array], num_envs: int | None = None) -> tuple[jax.Array, ...]:
-    """Run a program on JAX arrays, on the CPU.
+def _placed(program: Program) -> contextlib.AbstractContextManager[Any]:
+    """Make the CPU the default device for an eager call of its programs."""
+    if isinstance(program, CudaProgram) or jax.default_backend() == "cpu":
+        return contextlib.nullcontext()
+    return jax.default_device(jax.local_devices(backend="cpu")[0])
+
+
+def ffi_call(program: Program, inputs: Sequence[jax.Array], num_envs: int | None = None) -> tuple[jax.Array, ...]:
+    """Run a program on JAX arrays, on the device that it was made for.
+
+    A program for the CPU runs there also where JAX's default device is another, unless it is inside a computation that
+    JAX runs elsewhere, or an array is committed elsewhere.
 
     Args:
       program: what to run; `register`ed with its first call.
@@ -177,4 +201,5 @@ def ffi_call(program: CpuProgram, inputs: Sequence[jax.Array], num_envs: int | N
     call = _compiled(program, num_envs)
     for spec, array in zip(program.inputs, inputs, strict=True):
         _check_input(spec, array, num_envs)
-    return call(*inputs)
+    with _placed(program):
+        return call(*inputs)

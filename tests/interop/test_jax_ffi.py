@@ -25,8 +25,8 @@ from brax_concurrent.backends.intrinsics import (
     store_i64,
 )
 from brax_concurrent.backends.native import ALWAYS, BufferSpec, build_program
-from brax_concurrent.interop import ffi_handler, jax_ffi
-from brax_concurrent.interop.ffi_handler import as_int64
+from brax_concurrent.interop import ffi_frame, ffi_handler, jax_ffi
+from brax_concurrent.interop.ffi_frame import as_int64
 from brax_concurrent.interop.jax_ffi import ffi_call
 from brax_concurrent.scheduler.serial import compile_serial
 
@@ -430,8 +430,8 @@ def test_many_programs_are_found():
 
 
 def test_a_full_table_says_so():
-    table = ffi_handler.ProgramTable(magic=1)
-    table._programs = ffi_handler.TABLE_PAIRS // 2 - 1
+    table = ffi_frame.ProgramTable(magic=1)
+    table._programs = ffi_frame.TABLE_PAIRS // 2 - 1
     table.put(5, 64)
     with pytest.raises(RuntimeError, match="a process can have 32768 different programs"):
         table.put(6, 64)

@@ -1,0 +1,178 @@
+"""NVIDIA's compilers as libraries: LLVM IR to PTX (libNVVM), PTX to machine code (nvJitLink). No GPU is needed.
+
+They come with numba-cuda, are loaded at the first compilation and release the GIL, so that kernels compile on several
+threads at once. Machine code made by a compiler of one CUDA major version loads into every driver of that version, PTX
+into drivers at least as new as the compiler only: therefore it is machine code that is kept and loaded.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from importlib import metadata
+from typing import Any
+
+from llvmlite import ir
+
+DATA_LAYOUT = (
+    "e-p:64:64:64-i1:8:8-i8:8:8-i16:16:16-i32:32:32-i64:64:64-i128:128:128-f32:32:32-f64:64:64-"
+    "v16:16:16-v32:32:32-v64:64:64-v128:128:128-n16:32:64"
+)
+TRIPLE = "nvptx64-nvidia-cuda"
+PACKAGES = ("cuda-bindings", "nvidia-nvvm", "nvidia-nvjitlink", "cuda-toolkit")
+_I32 = ir.IntType(32)
+
+
+class CompileError(RuntimeError):
+    """A kernel was refused by NVVM or the PTX assembler. The message names the kernel and has the compiler's log."""
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What a thread of a kernel needs, as the PTX assembler reports it.
+
+    Attributes:
+        registers: 32-bit registers.
+        stack: bytes of local memory, spilled registers included.
+        spill_stores, spill_loads: bytes that instructions write and read because registers ran out.
+    """
+
+    registers: int
+    stack: int
+    spill_stores: int
+    spill_loads: int
+
+
+def arithmetic(emitter: Any, op: str, args: list[Any]) -> Any:
+    """A floating-point operation of an Emitter's with PTX's own rounding.
+
+    The assembler contracts PTX's plain mul and add; the .rn forms stay as they are. In single precision the .ftz forms
+    take subnormal numbers for zero, which is what XLA's threads do on the CPU: so the bits agree.
+    """
+    if op == "sub":
+        op, args = "add", [args[0], emitter.negative(args[1])]
+    elif op == "div" and isinstance(args[0], ir.Constant) and args[0].constant == 1.0:
+        op, args = "rcp", args[1:]  # rounds as the division does, in fewer instructions
+    name = {"abs": "fabs", "rint": "round"}.get(op, f"{op}.rn")
+    return emitter.intrinsic(f"llvm.nvvm.{name}.{'ftz.f' if emitter.item == 4 else 'd'}", args[0].type, args)
+
+
+def special_register(builder: Any, name: str) -> Any:
+    """A special register such as tid.x, an i32."""
+    symbol = f"llvm.nvvm.read.ptx.sreg.{name}"
+    known = builder.module.globals.get(symbol) or ir.Function(builder.module, ir.FunctionType(_I32, []), symbol)
+    return builder.call(known, [])
+
+
+def new_kernel(symbol: str, arguments: int) -> tuple[Any, Any]:
+    """A module with one kernel of so many int64 arguments, and that function."""
+    nvvm = _libraries()[0]
+    module = ir.Module(name=symbol)
+    module.triple, module.data_layout = TRIPLE, DATA_LAYOUT
+    kind = ir.FunctionType(ir.VoidType(), [ir.IntType(64)] * arguments)
+    function = ir.Function(module, kind, symbol)
+    mark = module.add_metadata((function, ir.MetaDataString(module, "kernel"), _I32(1)))
+    module.add_named_metadata("nvvm.annotations", mark)
+    version = module.add_metadata([_I32(number) for number in nvvm.ir_version()])
+    module.add_named_metadata("nvvmir.version", version)
+    return module, function
+
+
+def _libraries() -> tuple[Any, Any]:
+    try:
+        from cuda.bindings import nvjitlink, nvvm
+    except ImportError as error:
+        raise ImportError(
+            "the CUDA backend needs numba-cuda and NVIDIA's compilers: pip install 'brax-concurrent[cuda13]' "
+            "(cuda12 for a driver older than 580)"
+        ) from error
+    return nvvm, nvjitlink
+
+
+def toolchain() -> str:
+    """The installed packages that compiled code depends on; loads none of them."""
+    versions = []
+    for package in PACKAGES:
+        try:
+            versions.append(f"{package} {metadata.version(package)}")
+        except metadata.PackageNotFoundError:
+            continue
+    return ", ".join(versions)
+
+
+def compiler_of(ptx: str) -> str:
+    """The version of NVVM that a text of PTX says that it is from, such as "13.0.88"."""
+    found = re.search(r"Cuda compilation tools, release [\d.]+, V([\d.]+)", ptx)
+    return found[1] if found else "unknown"
+
+
+def compile_ptx(text: str, name: str, compute_capability: tuple[int, int]) -> str:
+    """PTX of a module in NVVM's dialect of LLVM IR.
+
+    Args:
+        text: the module.
+        name: what messages call it.
+        compute_capability: of the device that it is for.
+
+    Raises:
+        ImportError: NVIDIA's compilers are not installed.
+        CompileError: NVVM refuses the module, or does not know the device.
+    """
+    nvvm, _ = _libraries()
+    options = [f"-arch=compute_{compute_capability[0]}{compute_capability[1]}", "-opt=3", "-ftz=1"]
+    data = text.encode()
+    program = nvvm.create_program()
+    try:
+        nvvm.add_module_to_program(program, data, len(data), name)
+        try:
+            nvvm.compile_program(program, len(options), options)
+        except nvvm.nvvmError as error:
+            log = bytearray(nvvm.get_program_log_size(program))
+            nvvm.get_program_log(program, log)
+            raise CompileError(f"kernel {name}: NVVM says {error}: {_text(log)}") from error
+        result = bytearray(nvvm.get_compiled_result_size(program))
+        nvvm.get_compiled_result(program, result)
+        return _text(result)
+    finally:
+        nvvm.destroy_program(program)
+
+
+def assemble(ptx: str, name: str, compute_capability: tuple[int, int]) -> tuple[bytes, Resources]:
+    """Machine code (a cubin) of a text of PTX with one kernel, and what that needs.
+
+    Raises:
+        ImportError: NVIDIA's compilers are not installed.
+        CompileError: the assembler refuses the PTX. It must be at least as new as the NVVM that wrote it.
+    """
+    _, linker = _libraries()
+    options = [f"-arch=sm_{compute_capability[0]}{compute_capability[1]}", "-verbose", "-Xptxas=-v"]
+    data = ptx.encode() + b"\0"
+    handle = linker.create(len(options), options)
+    try:
+        try:
+            linker.add_data(handle, linker.InputType.PTX, data, len(data), name)
+            linker.complete(handle)
+        except linker.nvJitLinkError as error:
+            log = bytearray(linker.get_error_log_size(handle))
+            linker.get_error_log(handle, log)
+            versions = f"NVVM {compiler_of(ptx)}, nvJitLink {'.'.join(map(str, linker.version()))}"
+            raise CompileError(f"kernel {name} ({versions}): nvJitLink says {error}: {_text(log)}") from error
+        cubin = bytearray(linker.get_linked_cubin_size(handle))
+        linker.get_linked_cubin(handle, cubin)
+        log = bytearray(linker.get_info_log_size(handle))
+        linker.get_info_log(handle, log)
+        return bytes(cubin), _resources(_text(log), name)
+    finally:
+        linker.destroy(handle)
+
+
+def _resources(log: str, name: str) -> Resources:
+    registers = re.search(r"Used (\d+) registers", log)
+    spills = re.search(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", log)
+    if registers is None or spills is None:
+        raise CompileError(f"kernel {name}: nvJitLink does not say what it needs: {log!r}")
+    return Resources(int(registers[1]), *(int(number) for number in spills.groups()))
+
+
+def _text(data: bytearray) -> str:
+    return bytes(data).rstrip(b"\0").decode(errors="replace").strip()
