@@ -159,22 +159,22 @@ def timed_scan(env: Any, repeats: int, options: dict[str, Any] | None) -> tuple[
     return samples, compile_seconds
 
 
-def measure_speed(robot: str, num_envs: int, repeats: int, captured: bool) -> None:
+def measure_speed(robot: str, num_envs: int, granularity: str, repeats: int, captured: bool) -> None:
     """Print and record control steps a second."""
     start = time.perf_counter()
-    env = bc.make(robot, num_envs, backend="cuda")
+    env = bc.make(robot, num_envs, backend="cuda", granularity=granularity)
     jax.block_until_ready(env.step(env.reset(jax.random.key(0)), jnp.zeros((num_envs, env.action_size), env.dtype)))
     first_seconds = time.perf_counter() - start
     samples, seconds = timed_scan(env, repeats, CAPTURE_ALL if captured else None)
     result = _records.summary(samples)
     name = "captured" if captured else "speed"
     print(
-        f"{name:9} {robot:12} {num_envs:6} envs {result['value'] / 1e6:9.3f} M env steps/s "
+        f"{name:9} {robot:12} {num_envs:6} envs, {env.granularity:7} {result['value'] / 1e6:9.3f} M env steps/s "
         f"(+-{result['spread'] / result['value']:.1%}), {1e6 * num_envs / result['value']:9.1f} us a step; "
         f"first step {first_seconds:.1f} s, XLA {seconds:.1f} s",
         flush=True,
     )
-    settings = {"backend": "cuda", "scheduler": "serial", "granularity": "stage", "num_envs": num_envs}
+    settings = {"backend": "cuda", "scheduler": "serial", "granularity": env.granularity, "num_envs": num_envs}
     detail = {"command_buffers": "all" if captured else "default"}
     record("throughput", robot, **result, unit="env steps/s", detail=detail, **settings)
     if not captured:
@@ -359,6 +359,9 @@ def compare(robot: str, num_envs: int) -> None:
     wrong = {name: each for name, each in found.items() if each.first is not None}
     said = "; ".join(f"{name} {each}" for name, each in wrong.items()) or "every bit is equal"
     print(f"agreement {robot:12} {num_envs:6} envs: {said} ({time.perf_counter() - start:.1f} s)", flush=True)
+    settings = {"backend": "cuda", "scheduler": "serial", "granularity": "step", "num_envs": num_envs}
+    differing = float(max(each.differing for each in found.values()))
+    record("accuracy", robot, differing, "numbers that differ from the CPU's", 0.0, 1, detail={"steps": 20}, **settings)
     if wrong:
         raise AssertionError(f"{robot}: {', '.join(wrong)} differ")
 
@@ -369,7 +372,7 @@ def main() -> None:
     parser.add_argument("--robots", nargs="+", default=bc.list_envs(), choices=bc.list_envs())
     parser.add_argument("--envs", nargs="+", type=int, default=[1024, 4096, 16384, 65536])
     parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=PARTS)
-    parser.add_argument("--granularity", nargs="+", default=["stage"], help="for kernels")
+    parser.add_argument("--granularity", nargs="+", default=["stage", "substep", "step"])
     parser.add_argument("--block", nargs="+", type=int, default=[cuda_program.DEFAULT_BLOCK], help="for kernels")
     parser.add_argument("--repeats", type=int, default=5)
     given = parser.parse_args()
@@ -389,8 +392,10 @@ def plan(given: argparse.Namespace) -> Iterator[functools.partial[None]]:
                 for arguments in itertools.product(given.envs, given.granularity, given.block):
                     yield functools.partial(measure_kernels, robot, *arguments)
             else:
-                for num_envs in given.envs:
-                    yield functools.partial(measure_speed, robot, num_envs, given.repeats, part == "captured")
+                for num_envs, granularity in itertools.product(given.envs, given.granularity):
+                    yield functools.partial(
+                        measure_speed, robot, num_envs, granularity, given.repeats, part == "captured"
+                    )
 
 
 if __name__ == "__main__":

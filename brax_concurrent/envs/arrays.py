@@ -15,6 +15,7 @@ from brax_concurrent.kernels.model import Model
 DTYPES = ("float32", "float64")
 SCHEDULERS = ("serial",)
 GRANULARITIES = ("stage", "substep", "step")
+_SMALL_BATCH, _SMALL_ROBOT = 8192, 10  # environments, degrees of freedom
 
 
 def validate_batch(num_envs: Any, dtype: Any, threads: Any) -> None:
@@ -39,13 +40,22 @@ def resolve_backend(backend: str) -> str:
     return "cuda" if on_gpu and backend != "cpu" else "cpu"
 
 
-def resolve_granularity(granularity: str, backend: str) -> str:
-    """Which of "stage", "substep" and "step" a `granularity` argument means; "auto" takes what measured best."""
+def resolve_granularity(granularity: str, backend: str, model: Model, num_envs: int) -> str:
+    """Which of "stage", "substep" and "step" a `granularity` argument means.
+
+    "auto" takes what measured best: on the CPU always stages, which cost nothing there and compile fastest; on a GPU
+    (benchmarks/throughput.jsonl) whole steps where the batch is too small to fill it or the robot's code is small, and
+    shorter kernels where many warps would run through more code than the instruction cache and registers hold.
+    """
     if granularity not in ("auto", *GRANULARITIES):
         raise ValueError(f"granularity: expected 'auto' or one of {GRANULARITIES}, got {granularity!r}")
     if granularity != "auto":
         return granularity
-    return "step" if backend == "cuda" else "stage"
+    if backend == "cpu":
+        return "stage"
+    if num_envs <= _SMALL_BATCH or model.nv <= _SMALL_ROBOT:
+        return "step"
+    return "stage" if model.opt.integrator == "rk4" and model.nv > 2 * _SMALL_ROBOT else "substep"
 
 
 def validate_scheduler(scheduler: str) -> str:
@@ -61,7 +71,11 @@ def checked(name: str, value: Any, shape: tuple[int, ...], dtype: Any) -> jax.Ar
     Python and NumPy values are converted by `jnp.asarray` (so NumPy's float64 becomes float32 unless JAX's 64-bit mode
     is on); a dtype that differs after that is an error, never a cast.
     """
-    array = value if isinstance(value, jax.Array) else jnp.asarray(value)
+    try:
+        array = value if isinstance(value, jax.Array) else jnp.asarray(value)
+    except (TypeError, ValueError):
+        what = f"{jnp.dtype(dtype).name}{list(shape)}"
+        raise TypeError(f"{name}: expected {what}, got {type(value).__name__}") from None
     if array.shape != shape or array.dtype != dtype:
         raise ValueError(
             f"{name}: expected {jnp.dtype(dtype).name}{list(shape)}, got {array.dtype.name}{list(array.shape)}"
@@ -76,6 +90,8 @@ def default_model_values(model: Model, per_env: Sequence[str]) -> dict[str, np.n
         for name in dir(model)
         if isinstance(value := getattr(model, name), np.ndarray) and value.dtype.kind == "f"
     }
+    if isinstance(per_env, str):
+        raise TypeError(f"per_env: expected a sequence of names, got the string {per_env!r}")
     for name in per_env:
         if name not in known:
             raise ValueError(

@@ -65,10 +65,12 @@ class Env:
     ):
         validate_batch(num_envs, dtype, threads)
         self.backend, self.scheduler = resolve_backend(backend), validate_scheduler(scheduler)
-        self.granularity = resolve_granularity(granularity, self.backend)
+        if not isinstance(autoreset, bool):
+            raise TypeError(f"autoreset: expected True or False, got {autoreset!r}")
         self.task, self.num_envs, self.dtype = task, num_envs, jnp.dtype(dtype)
         self.autoreset, self._threads = autoreset, threads
         self.model: Model = load_model(task.model, nconmax=task.nconmax)
+        self.granularity = resolve_granularity(granularity, self.backend, self.model, num_envs)
         self._defaults = default_model_values(self.model, per_env)
         self._builder = StreamBuilder(task, self.model, per_env, autoreset)
         self.per_env = tuple(per_env)
@@ -262,6 +264,8 @@ class Env:
         return values
 
     def _keys(self, key: Any) -> jax.Array:
+        if isinstance(key, np.ndarray):
+            key = jnp.asarray(key)
         if not isinstance(key, jax.Array) or not (
             jnp.issubdtype(key.dtype, jax.dtypes.prng_key) or (key.dtype == jnp.uint32 and key.shape == (2,))
         ):

@@ -134,8 +134,10 @@ class Simulator:
         if rk4_rotation not in ROTATION_RULES:
             raise ValueError(f"rk4_rotation: expected one of {ROTATION_RULES}, got {rk4_rotation!r}")
         self._threads, self._rotation = threads, rk4_rotation
-        self._defaults = default_model_values(self.model, self.per_env)
+        self._defaults = default_model_values(self.model, per_env)
         self._all = physics_fields(self.model)
+        if isinstance(fields, str):
+            raise TypeError(f"fields: expected a sequence of names, got the string {fields!r}")
         for name in fields:
             if name not in self.known_fields:
                 near = difflib.get_close_matches(name, self.known_fields, 3)
