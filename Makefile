@@ -13,8 +13,8 @@ PYTHON ?= $(or $(shell for p in python3 python3.13 python3.12 python3.11; do \
 TESTS ?= tests
 JOBS ?= 2
 CUDA ?= 13
-# Tests that share compiled code name a group (pytest.mark.xdist_group) and run in one worker.
-PYTEST_FLAGS = -n $(JOBS) --dist loadgroup --durations=10
+# A file's tests run in one worker, since they share compiled code.
+PYTEST_FLAGS = -n $(JOBS) --dist loadfile --durations=10
 PIP_FLAGS = --quiet --disable-pip-version-check
 GPU_EXTRA = $(shell nvidia-smi -L >/dev/null 2>&1 && echo '[cuda$(CUDA)]')
 

@@ -5,14 +5,19 @@ A *tile program* is the list of kernels that one control step runs on each tile.
   and
 - the program that the native runner carries out in program order (`compile_serial`).
 
+A *tile composite* is several tile programs in one stream, each on its own number of environments: different robots.
+From it come the same two (`TileComposite.tasks`, `compile_composite`).
+
 Kernels are opaque here: a name, the address of compiled code, a footprint.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import zip_longest
 
+from brax_concurrent.backends.composite import Part, build_composite
 from brax_concurrent.backends.native import (
     ALWAYS,
     TILE,
@@ -158,11 +163,12 @@ class TileProgram:
         """
         if num_envs < 1 or interleave < 1:
             raise ValueError(f"num_envs and interleave must be at least 1, got {num_envs} and {interleave}")
-        tiles = -(-num_envs // TILE)
-        for first in range(0, tiles, interleave):
-            for op in self.ops:
-                for tile in range(first, min(first + interleave, tiles)):
-                    yield self._task(op, tile, num_envs)
+        tiles = [self.tasks_of_tile(tile, num_envs) for tile in range(-(-num_envs // TILE))]
+        return _side_by_side(tiles, interleave)
+
+    def tasks_of_tile(self, tile: int, num_envs: int) -> Iterator[Task]:
+        """The tasks of one tile."""
+        return (self._task(op, tile, num_envs) for op in self.ops)
 
     def _task(self, op: TileOp, tile: int, num_envs: int) -> Task:
         footprint = op.kernel.footprint(tile)
@@ -183,6 +189,91 @@ class TileProgram:
                 segment = Segment(segment.buffer, min(segment.start, end), min(segment.stop, end))
             kept.append(segment)
         return merged(kept)
+
+
+@dataclass(frozen=True)
+class TilePart:
+    """A tile program's place in a composite: its name, unlike the others', and its number of environments."""
+
+    name: str
+    program: TileProgram
+    num_envs: int
+
+
+@dataclass(frozen=True)
+class TileComposite:
+    """Several tile programs in one stream, dealt in the order of `parts`; see backends/composite.py.
+
+    Parts share no memory. The buffers of a part follow those of the parts before it, so their ids count on; its arenas
+    are the buffer ARENA - (index of the part).
+    """
+
+    parts: tuple[TilePart, ...]
+
+    def tasks(self, interleave: int = 1) -> Iterator[Task]:
+        """The stream of one control step of all parts. A kernel is called PART.KERNEL, its units are the part's tiles.
+
+        Args:
+          interleave: tiles that go through their programs side by side. 1 is the order of the native runner: part after
+            part, tile after tile. With more, the tiles of all parts are mixed evenly, so that a window of few tasks
+            sees those of different robots.
+
+        Raises:
+          ValueError: interleave or a part's num_envs is not positive.
+        """
+        for part in self.parts:
+            if part.num_envs < 1:
+                raise ValueError(f"part {part.name}: num_envs must be at least 1, got {part.num_envs}")
+        if interleave < 1:
+            raise ValueError(f"interleave must be at least 1, got {interleave}")
+        tiles, first_buffer = [], 0
+        for index, part in enumerate(self.parts):
+            count = -(-part.num_envs // TILE)
+            for tile in range(count):
+                place = (tile + 0.5) / count if interleave > 1 else 0.0  # the sort is stable
+                tiles.append((place, self._tasks_of_tile(index, first_buffer, tile)))
+            first_buffer += len(part.program.layout.buffers)
+        return _side_by_side([tasks for _, tasks in sorted(tiles, key=lambda item: item[0])], interleave)
+
+    def _tasks_of_tile(self, index: int, first_buffer: int, tile: int) -> Iterator[Task]:
+        part = self.parts[index]
+
+        def moved(segment: Segment) -> Segment:
+            buffer = ARENA - index if segment.buffer == ARENA else first_buffer + segment.buffer
+            return replace(segment, buffer=buffer)
+
+        for task in part.program.tasks_of_tile(tile, part.num_envs):
+            footprint = replace(
+                task.footprint,
+                reads=tuple(moved(segment) for segment in task.footprint.reads),
+                writes=tuple(moved(segment) for segment in task.footprint.writes),
+            )
+            predicate = None if task.predicate is None else moved(task.predicate)
+            yield replace(task, kernel=f"{part.name}.{task.kernel}", footprint=footprint, predicate=predicate)
+
+
+def _side_by_side(tiles: Sequence[Iterator[Task]], interleave: int) -> Iterator[Task]:
+    """The tasks of tiles, of which `interleave` at a time take turns, a task each."""
+    for first in range(0, len(tiles), interleave):
+        for row in zip_longest(*tiles[first : first + interleave]):
+            yield from (task for task in row if task is not None)
+
+
+def compile_composite(composite: TileComposite, *, threads: int = 0, poison: bool = False) -> CpuProgram:
+    """The program for the native runner: all parts in one job.
+
+    Args:
+      composite, threads, poison: see `compile_serial`. If the tiles of one part depend on each other, all run in order
+        on one thread.
+
+    Raises:
+      ValueError: see `build_program` and `build_composite`.
+    """
+    parts = [
+        Part(part.name, compile_serial(part.program, threads=threads, poison=poison), part.num_envs)
+        for part in composite.parts
+    ]
+    return build_composite(parts)
 
 
 def compile_serial(program: TileProgram, *, threads: int = 0, poison: bool = False) -> CpuProgram:

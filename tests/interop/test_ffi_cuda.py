@@ -16,8 +16,6 @@ from brax_concurrent.backends.native import BufferSpec
 from brax_concurrent.interop import ffi_cuda, ffi_frame, jax_ffi
 from brax_concurrent.interop.ffi_frame import as_int64
 
-pytestmark = pytest.mark.xdist_group("ffi_cuda")
-
 NUM_ENVS, ARENA_BYTES, STREAM = 100, 256, 55
 SPECS = [
     BufferSpec("x", (3,), "float32", "readwrite"),

@@ -31,7 +31,6 @@ from brax_concurrent.interop.jax_ffi import ffi_call
 from brax_concurrent.scheduler.serial import compile_serial
 
 # Tests share compiled code.
-pytestmark = pytest.mark.xdist_group("jax_ffi")
 
 
 @pytest.fixture(scope="module")
