@@ -138,8 +138,7 @@ class StreamBuilder:
         before = [make("load", self._load), make("control", self._control)]
         physics = counting_lost_contacts(step.physics_recipe(self.model), self.model)
         after = [*(_OBSERVERS[name] for name in self.task.observes), make("outcome", self._outcome)]
-        if self.autoreset:
-            after += self._resetting(make)
+        after += self._resetting(make, self._reset if self.autoreset else self._restore)
         after += [make("store", self._store)]
         repeated = Repeat(self.task.frame_skip, tuple(physics))
         if granularity == "stage":
@@ -201,8 +200,9 @@ class StreamBuilder:
         )
         return Stream(kernels, self.fields, arrays, self.view)
 
-    def _resetting(self, make: Callable[..., Kernel]) -> list[Kernel]:
-        return [make("reset", self._reset), *self._forward(make), make("observe_reset", self._observe_reset)]
+    def _resetting(self, make: Callable[..., Kernel], reset: Callable[[Any, Any], None] | None = None) -> list[Kernel]:
+        first = make("reset", reset or self._reset)
+        return [first, *self._forward(make), make("observe_reset", self._observe_reset)]
 
     def _forward(self, make: Callable[..., Kernel]) -> list[Kernel]:
         """What an observation of a new state can need, in environments that are being reset only."""
@@ -252,9 +252,9 @@ class StreamBuilder:
         bad = w.diverged[0] != 0
         elapsed = w.user.elapsed[0] + 1
         terminated, truncated = either(result.terminated, bad), elapsed >= t.max_episode_steps
-        done = both(either(terminated, truncated), self.autoreset)
-        w.done[0] = to_int(done)
-        w.user.elapsed[0] = where(done, 0, elapsed)
+        ended = both(either(terminated, truncated), self.autoreset)
+        w.done[0] = to_int(ended if self.autoreset else bad)
+        w.user.elapsed[0] = where(ended, 0, elapsed)
         w.user.terminated[0], w.user.truncated[0] = terminated, truncated
         w.user.reward[0] = where(bad, 0.0, result.reward)
         for prefix, names, values in (("metrics.", t.metrics, result.metrics), ("info.", t.info, result.info)):
@@ -265,12 +265,6 @@ class StreamBuilder:
             w.user.final_obs[i] = x
             w.user.obs[i] = x
         self._keep(w, after)
-        if not self.autoreset:  # MuJoCo's rule: a diverged simulation starts again from qpos0
-            for i in range(m.nq):
-                w.qpos[i] = where(bad, m.qpos0[i], w.qpos[i])
-            for i in range(m.nv):
-                w.qvel[i] = where(bad, 0.0, w.qvel[i])
-                w.qacc_warmstart[i] = where(bad, 0.0, w.qacc_warmstart[i])
         w.user.contacts_lost[0] = w.user.contacts_lost[0] + w.contacts_lost[0]
         w.user.diverged[0] = w.user.diverged[0] + to_int(bad)
 
@@ -288,6 +282,15 @@ class StreamBuilder:
         with w.when(w.done[0] == 1):
             self._rest(m, w)
             self.task.reset(m, w, self._random(w, _RESET_DRAWS))
+
+    def _restore(self, m: Any, w: Any) -> None:
+        """MuJoCo's rule, where nothing else resets: a diverged simulation starts again from qpos0, at rest."""
+        with w.when(w.done[0] == 1):
+            self._rest(m, w)
+            for i in range(m.nq):
+                w.qpos[i] = m.qpos0[i]
+            for i in range(m.nv):
+                w.qvel[i] = 0.0
 
     def _observe_reset(self, m: Any, w: Any) -> None:
         with w.when(w.done[0] == 1):
