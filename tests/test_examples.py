@@ -1,0 +1,52 @@
+"""Every example runs, at a small size, and prints what it promises."""
+
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+# By file: arguments of its main, and what it prints, as a regular expression.
+CASES = {
+    "demo.py": (
+        {"num_envs": 16, "length": 30, "batches": 2, "robots": ("halfcheetah", "walker2d")},
+        r"16 environments of each robot, 2 batches of 30 steps, on \S+\n"
+        r"halfcheetah +compiled in +[\d.]+ s; +[\d,]+ steps/s; +0 episodes: none\n"
+        r"walker2d +compiled in +[\d.]+ s; +[\d,]+ steps/s; +\d\d episodes: return +[\d.-]+, length +[\d.]+\n"
+        r"The policy is untrained.*\n"
+        r"  obs +float32 +\(30, 16, 17\)\n  action +float32 +\(30, 16, 6\)\n  log_prob .*\(30, 16\)\n(.*\n)*"
+        r"  final_obs +float32 +\(30, 16, 17\)\n",
+    ),
+    "domain_randomisation.py": (
+        {"num_envs": 32, "steps": 10},
+        r"(\w+ scaled by less than 0.8: \d\.\d\d m from the start; by more: \d\.\d\d m\n){2}",
+    ),
+    "random_rollout.py": (
+        {"num_envs": 8, "steps": 20},
+        r"160 steps, mean reward -0\.\d+\nafter 1 s they are between -?[\d.]+ m and -?[\d.]+ m from the start\n",
+    ),
+    "simulator.py": (
+        {"num_envs": 9},
+        r"after 3.0 s 8 of 9 poles stand: gains from 1.00 on\ntips between 0.40 m and 1.60 m; 0 diverged\n",
+    ),
+}
+
+
+def test_every_example_is_here():
+    assert {path.name for path in EXAMPLES.glob("*.py")} == set(CASES)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_it_runs(name, capsys):
+    arguments, output = CASES[name]
+    runpy.run_path(str(EXAMPLES / name))["main"](**arguments)
+    printed = capsys.readouterr().out
+    assert re.fullmatch(output, printed), printed
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_it_is_short(name):
+    assert len((EXAMPLES / name).read_text().splitlines()) < 80
