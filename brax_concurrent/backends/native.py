@@ -17,6 +17,9 @@ A *job* is one run of a program. Whoever takes part (`participate`, a C function
 tiles from a shared counter until none are left. Nobody waits for a participant who has not started: the
 starter works too, and a latecomer finds the tiles gone and leaves. The job's memory is counted, the last one
 out frees it.
+
+A *composite* (composite.py) is several programs in one, each for its own number of environments. Its job deals
+the tiles of all of them, one part's after the other's.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ import functools
 import hashlib
 import os
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,7 +59,8 @@ ALWAYS = -1  # predicate offset of an op that is never skipped
 WORD = 8  # bytes of one int64, the unit of descriptors and jobs
 
 # A program's descriptor: int64 words. From DESC_FIRST_OP on, pairs (kernel address, predicate offset), one
-# for each op; then DESC_ARENAS cells, each 0 or the address of an arena that no thread is using.
+# for each op, or, in a composite, (address of a part's descriptor, the part's num_envs); then DESC_ARENAS cells,
+# each 0 or the address of an arena that no thread is using.
 DESC_MAGIC = 0  # which version of this file made it
 DESC_PARTICIPATE = 1  # address of the C function that every participant of a job runs
 DESC_OPS = 2  # number of ops
@@ -66,6 +70,8 @@ DESC_BUFFERS = 5  # number of buffers
 DESC_POISON = 6  # 1: fill the arena with NaN before each tile (finds reads of what was never written)
 DESC_FINGERPRINT = 7  # content hash, the bits of a uint64
 DESC_ARENAS = 8  # number of cells
+DESC_NUM_ENVS = 9  # of a composite: environments of all its parts; 0: an ordinary program, for any number
+DESC_TILES = 10  # of a composite: tiles of all its parts
 DESC_FIRST_OP = 16
 
 # A job: int64 words. The counters that threads fight over have a cache line each.
@@ -131,6 +137,22 @@ def run_tiles(desc: int, arena: int, buffers: int, num_envs: int, first_tile: in
 
 
 @njit(nogil=True)
+def run_composite_tile(desc: int, arena: int, buffers: int, tile: int) -> None:
+    """Run one of a composite's tiles: `tile` counts on from part to part.
+
+    A part's kernels get its own slice of the buffers, its own num_envs, and the arena, which has room for any.
+    """
+    part = desc + WORD * DESC_FIRST_OP
+    num_envs = load_i64(part + WORD)
+    while tile * TILE >= num_envs:
+        tile -= (num_envs + TILE - 1) // TILE
+        buffers += WORD * load_i64(load_i64(part) + WORD * DESC_BUFFERS)
+        part += 2 * WORD
+        num_envs = load_i64(part + WORD)
+    run_tiles(load_i64(part), arena, buffers, num_envs, tile, tile + 1)
+
+
+@njit(nogil=True)
 def _work(job: int) -> int:
     """Claim and run tiles until none are left."""
     tiles = load_i64(job + WORD * JOB_TILES)
@@ -140,13 +162,18 @@ def _work(job: int) -> int:
     arena = _take_arena(desc)
     if arena == 0:
         return NO_MEMORY
-    chunk = load_i64(job + WORD * JOB_CHUNK)
     buffers = load_i64(job + WORD * JOB_BUFFERS)
     num_envs = load_i64(job + WORD * JOB_NUM_ENVS)
+    composite = load_i64(desc + WORD * DESC_NUM_ENVS) != 0
+    # A composite's tiles are claimed one by one: one part's may take twenty times as long as another's.
+    chunk = 1 if composite else load_i64(job + WORD * JOB_CHUNK)
     first = atomic_add(job + WORD * JOB_NEXT, chunk)
     while first < tiles:
         stop = min(first + chunk, tiles)
-        run_tiles(desc, arena, buffers, num_envs, first, stop)
+        if composite:
+            run_composite_tile(desc, arena, buffers, first)
+        else:
+            run_tiles(desc, arena, buffers, num_envs, first, stop)
         atomic_add(job + WORD * JOB_DONE, stop - first)
         first = atomic_add(job + WORD * JOB_NEXT, chunk)
     _give_back_arena(desc, arena)
@@ -170,6 +197,15 @@ def wait_for_claimed(job: int) -> int:
     while atomic_load(job + WORD * JOB_DONE) < claimed:
         give_way()
     return claimed
+
+
+@njit(nogil=True)
+def count_tiles(desc: int, num_envs: int) -> int:
+    """Tiles of a job for num_envs environments; 0 if the program is a composite for another number."""
+    composite = load_i64(desc + WORD * DESC_NUM_ENVS)
+    if composite == 0:
+        return (num_envs + TILE - 1) // TILE
+    return load_i64(desc + WORD * DESC_TILES) if composite == num_envs else 0
 
 
 @njit(nogil=True)
@@ -275,7 +311,7 @@ class BufferSpec:
 
 @dataclass(frozen=True, eq=False)
 class CpuProgram:
-    """A program ready to run. Make it with `build_program`.
+    """A program ready to run. Make it with `build_program`, or several into one with `build_composite`.
 
     desc         (words,) int64: the descriptor, see DESC_*; its address is what native code holds
     fingerprint  uint64 content hash: equal means that the program does the same, in any process
@@ -292,6 +328,11 @@ class CpuProgram:
     def address(self) -> int:
         """Address of the descriptor."""
         return int(self.desc.__array_interface__["data"][0])
+
+    @property
+    def num_envs(self) -> int | None:
+        """The number of environments that a composite is for; None: any number."""
+        return int(self.desc[DESC_NUM_ENVS]) or None
 
     @property
     def inputs(self) -> tuple[BufferSpec, ...]:
@@ -350,20 +391,29 @@ def build_program(
                 f"op {index}: predicate offset must be {ALWAYS} or a multiple of 4 within the arena of "
                 f"{arena_bytes} bytes, got {predicate}"
             )
+    words = {DESC_OPS: len(ops), DESC_ARENA_BYTES: arena_bytes, DESC_THREADS: threads, DESC_POISON: poison}
+    return assemble(words, ops, buffers, fingerprint, owners)
+
+
+def assemble(
+    words: Mapping[int, int],
+    pairs: Sequence[tuple[int, int]],
+    buffers: Sequence[BufferSpec],
+    fingerprint: int,
+    owners: Sequence[object],
+) -> CpuProgram:
+    """A program from what its descriptor says: `words` by index, and the pairs from DESC_FIRST_OP on. No checks."""
     magic, participate = _participate()
-    spare_arenas = min(max(2 * (threads or _cores()), 4), 256)
-    desc = np.zeros(DESC_FIRST_OP + 2 * len(ops) + spare_arenas, np.int64)
+    spare_arenas = min(max(2 * (words[DESC_THREADS] or _cores()), 4), 256)
+    desc = np.zeros(DESC_FIRST_OP + 2 * len(pairs) + spare_arenas, np.int64)
     desc[DESC_MAGIC] = magic
     desc[DESC_PARTICIPATE] = participate.address
-    desc[DESC_OPS] = len(ops)
-    desc[DESC_ARENA_BYTES] = arena_bytes
-    desc[DESC_THREADS] = threads
+    for word, value in words.items():
+        desc[word] = value
     desc[DESC_BUFFERS] = len(buffers)
-    desc[DESC_POISON] = poison
     desc[DESC_FINGERPRINT] = np.uint64(fingerprint).astype(np.int64)
     desc[DESC_ARENAS] = spare_arenas
-    if ops:
-        desc[DESC_FIRST_OP : DESC_FIRST_OP + 2 * len(ops)] = np.asarray(ops, np.int64).reshape(-1)
+    desc[DESC_FIRST_OP : DESC_FIRST_OP + 2 * len(pairs)] = np.asarray(pairs, np.int64).reshape(-1)
     program = CpuProgram(desc, fingerprint, tuple(buffers), (participate, *owners))
     weakref.finalize(program, _free_arenas, desc).atexit = False  # at exit a thread may still be running it
     return program
@@ -411,7 +461,7 @@ def run_program(program: CpuProgram, buffers: Sequence[np.ndarray], num_envs: in
     Args:
       program: what to run.
       buffers: one C-contiguous array per `program.buffers`, in that order, of exactly that shape and dtype.
-      num_envs: environments, at least 1.
+      num_envs: environments, at least 1; a composite's own number.
       threads: at most so many threads; 0: on all cores; None: the program's number.
 
     Raises:
@@ -420,6 +470,8 @@ def run_program(program: CpuProgram, buffers: Sequence[np.ndarray], num_envs: in
     """
     if num_envs < 1:
         raise ValueError(f"num_envs must be at least 1, got {num_envs}")
+    if program.num_envs not in (None, num_envs):
+        raise ValueError(f"num_envs must be {program.num_envs}, all environments of the composite, got {num_envs}")
     if len(buffers) != len(program.buffers):
         names = ", ".join(spec.name for spec in program.buffers)
         raise ValueError(f"expected {len(program.buffers)} buffers ({names}), got {len(buffers)}")
@@ -427,7 +479,7 @@ def run_program(program: CpuProgram, buffers: Sequence[np.ndarray], num_envs: in
         [_checked_address(spec, array, num_envs) for spec, array in zip(program.buffers, buffers, strict=True)],
         np.int64,
     )
-    tiles = -(-num_envs // TILE)
+    tiles = int(program.desc[DESC_TILES]) or -(-num_envs // TILE)
     wanted = int(program.desc[DESC_THREADS]) if threads is None else threads
     if wanted < 0:
         raise ValueError(f"threads must not be negative, got {threads}")

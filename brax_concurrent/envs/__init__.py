@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, overload
 
 from brax_concurrent.envs.base import Env
+from brax_concurrent.envs.mixed import MixedEnv, MixedState, Robots, make_mixed
 from brax_concurrent.envs.registry import list_envs, make_task
 from brax_concurrent.envs.state import State
 from brax_concurrent.envs.task import Outcome, Task
 
-__all__ = ["Env", "Outcome", "State", "Task", "list_envs", "make"]
+__all__ = ["Env", "MixedEnv", "MixedState", "Outcome", "State", "Task", "list_envs", "make"]
 
 
+@overload
 def make(
     name: str | Task,
     num_envs: int = 1,
@@ -27,12 +29,35 @@ def make(
     max_episode_steps: int | None = None,
     nconmax: int | None = None,
     **task_arguments: Any,
-) -> Env:
-    """A batch of environments.
+) -> Env: ...
+
+
+@overload
+def make(name: Robots, **settings: Any) -> MixedEnv: ...
+
+
+def make(
+    name: str | Task | Robots,
+    num_envs: int = 1,
+    *,
+    backend: str = "auto",
+    scheduler: str = "serial",
+    granularity: str = "auto",
+    dtype: str = "float32",
+    autoreset: bool = True,
+    threads: int = 0,
+    per_env: Sequence[str] = (),
+    max_episode_steps: int | None = None,
+    nconmax: int | None = None,
+    **task_arguments: Any,
+) -> Env | MixedEnv:
+    """A batch of environments, of one robot or of several.
 
     Args:
-        name: one of `list_envs()`, the alias "cheetah", or a Task of your own.
-        num_envs: environments in the batch, at least 1.
+        name: one of `list_envs()`, the alias "cheetah", or a Task of your own. Or a dict of different robots, for a
+            MixedEnv: by name the num_envs, (num_envs, dict of task arguments), or, under any name,
+            (num_envs, Task): `{"ant": 2048, "humanoid": (512, {"frame_skip": 3}), "mine": (64, MyTask())}`.
+        num_envs: environments in the batch, at least 1; not with a dict, which says it for each robot.
         backend: "cpu", "cuda" or "auto" (CUDA where there is a GPU that JAX uses, else the CPU).
         scheduler: "serial", program order.
         granularity: one task for each stage of the physics ("stage"), for each physics step ("substep") or for a
@@ -51,31 +76,34 @@ def make(
     Raises:
         ValueError, TypeError: an unknown name or argument, or a bad value; the message names it.
     """
+    common: dict[str, Any] = {
+        "backend": backend,
+        "scheduler": scheduler,
+        "granularity": granularity,
+        "dtype": dtype,
+        "autoreset": autoreset,
+        "threads": threads,
+        "per_env": per_env,
+    }
+    limits = {"max_episode_steps": max_episode_steps, "nconmax": nconmax}
+    if isinstance(name, Mapping):
+        if num_envs != 1 or task_arguments:
+            given = [*(["num_envs"] if num_envs != 1 else []), *task_arguments]
+            raise TypeError(f"a dict has each robot's arguments, as NAME: (num_envs, arguments); got {given} beside it")
+        return make_mixed(name, make, common | limits)
+    return Env(_task(name, limits, task_arguments), num_envs, **common)
+
+
+def _task(name: str | Task, limits: Mapping[str, int | None], arguments: Mapping[str, Any]) -> Task:
+    """The task that `make` means; `limits` are attributes of it, None where it keeps its own."""
+    limits = {limit: value for limit, value in limits.items() if value is not None}
     if isinstance(name, Task):
-        given = [
-            *task_arguments,
-            *(["max_episode_steps"] if max_episode_steps else []),
-            *(["nconmax"] if nconmax else []),
-        ]
-        if given:
-            raise TypeError(f"a Task has its arguments already, got {given}")
-        task = name
-    else:
-        task = make_task(name, **task_arguments)
-        for limit, value in (("max_episode_steps", max_episode_steps), ("nconmax", nconmax)):
-            if value is None:
-                continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"{limit}: expected a whole number of at least 1, got {value!r}")
-            setattr(task, limit, value)
-    return Env(
-        task,
-        num_envs,
-        backend=backend,
-        scheduler=scheduler,
-        granularity=granularity,
-        dtype=dtype,
-        autoreset=autoreset,
-        threads=threads,
-        per_env=per_env,
-    )
+        if arguments or limits:
+            raise TypeError(f"a Task has its arguments already, got {[*arguments, *limits]}")
+        return name
+    task = make_task(name, **arguments)
+    for limit, value in limits.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ValueError(f"{limit}: expected a whole number of at least 1, got {value!r}")
+        setattr(task, limit, value)
+    return task

@@ -264,16 +264,7 @@ class Env:
         return values
 
     def _keys(self, key: Any) -> jax.Array:
-        if isinstance(key, np.ndarray):
-            key = jnp.asarray(key)
-        if not isinstance(key, jax.Array) or not (
-            jnp.issubdtype(key.dtype, jax.dtypes.prng_key) or (key.dtype == jnp.uint32 and key.shape == (2,))
-        ):
-            got = f"{key.dtype}{list(key.shape)}" if hasattr(key, "dtype") else type(key).__name__
-            raise TypeError(f"key: expected a JAX random key such as jax.random.key(0), got {got}")
-        if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) and key.shape != ():
-            raise ValueError(f"key: expected one key, got an array of keys of shape {key.shape}; use jax.vmap")
-        return jax.random.bits(key, (self.num_envs, 2), jnp.uint32)
+        return jax.random.bits(checked_key(key), (self.num_envs, 2), jnp.uint32)
 
     def _check_state(self, state: State) -> None:
         if not isinstance(state, State):
@@ -282,3 +273,17 @@ class Env:
             )
         if state.env != self.fingerprint:
             raise ValueError(f"state: expected one of {self.fingerprint}, got one of {state.env or 'no environment'}")
+
+
+def checked_key(key: Any) -> jax.Array:
+    """`key` as one JAX random key; TypeError or ValueError if it is none."""
+    if isinstance(key, np.ndarray):
+        key = jnp.asarray(key)
+    if not isinstance(key, jax.Array) or not (
+        jnp.issubdtype(key.dtype, jax.dtypes.prng_key) or (key.dtype == jnp.uint32 and key.shape == (2,))
+    ):
+        got = f"{key.dtype}{list(key.shape)}" if hasattr(key, "dtype") else type(key).__name__
+        raise TypeError(f"key: expected a JAX random key such as jax.random.key(0), got {got}")
+    if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) and key.shape != ():
+        raise ValueError(f"key: expected one key, got an array of keys of shape {key.shape}; use jax.vmap")
+    return key

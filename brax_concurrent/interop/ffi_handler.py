@@ -36,6 +36,7 @@ from brax_concurrent.interop.ffi_frame import (
     FRAME_STAGE,
     INTERNAL,
     INTERNAL_ERROR,
+    INVALID_ARGUMENT,
     MESSAGE_BYTES,
     OTHER_VERSION,
     RESOURCE_EXHAUSTED,
@@ -55,6 +56,7 @@ from brax_concurrent.interop.ffi_frame import (
 )
 
 TABLE_SYMBOL = "brax_concurrent_program_table"
+WRONG_TOTAL = "brax_concurrent: num_envs must be %lld, all environments of the composite, got %lld"
 NO_ARENA = "brax_concurrent: no memory for an arena of %lld bytes"
 NO_JOB = "brax_concurrent: no memory for a job"
 UNFINISHED = "brax_concurrent: %lld of %lld tiles done, status %lld: the program is of another version"
@@ -92,7 +94,7 @@ def _schedule(frame: int, task: int, data: int) -> bool:
 @njit
 def _run(frame: int, job: int, desc: int, num_envs: int) -> int:
     """Fill in the job, invite helpers, take part, and wait for those who came. 0 or an error."""
-    tiles = (num_envs + native.TILE - 1) // native.TILE
+    tiles = native.count_tiles(desc, num_envs)
     threads = load_i64(desc + WORD * native.DESC_THREADS)
     if threads != 1 and tiles > 1:
         pool = _pool_threads(frame)
@@ -133,6 +135,11 @@ def _execute(frame: int) -> int:
     if error != 0:
         return error
     signature, num_envs = load_i64(found), load_i64(found + WORD)
+    desc = load_i64(signature + WORD * SIG_DESC)
+    if native.count_tiles(desc, num_envs) == 0:
+        text = stack_bytes(MESSAGE_BYTES)
+        format_message(text, MESSAGE_BYTES, WRONG_TOTAL, load_i64(desc + WORD * native.DESC_NUM_ENVS), num_envs, 0, 0)
+        return fail(frame, INVALID_ARGUMENT, text)
     buffers = load_i64(signature + WORD * SIG_BUFFERS)
     job = allocate(WORD * (native.JOB_WORDS + 2 * buffers))
     if job == 0:
@@ -151,7 +158,7 @@ def _execute(frame: int) -> int:
             size = expected_bytes(buffer_spec(signature, index), num_envs)
             copy_bytes(load_i64(targets + WORD * index), source, size)
             atomic_add(external_address(TABLE_SYMBOL) + WORD * TABLE_COPIES, 1)
-    return _run(frame, job, load_i64(signature + WORD * SIG_DESC), num_envs)
+    return _run(frame, job, desc, num_envs)
 
 
 def _make_handler(magic: int) -> Callable[[int], int]:

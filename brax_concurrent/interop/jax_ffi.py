@@ -182,7 +182,8 @@ def ffi_call(program: Program, inputs: Sequence[jax.Array], num_envs: int | None
       program: what to run; `register`ed with its first call.
       inputs: one array per `program.inputs`, in that order, of exactly that shape, (num_envs, *spec.shape) or
         spec.shape, and dtype.
-      num_envs: environments; None: the length of the first per-environment input. Static.
+      num_envs: environments; None: a composite's own number, else the length of the first per-environment input.
+        Static.
 
     Returns:
       One array per `program.outputs`, in that order. `vmap` makes one call after another; it is correct, but
@@ -194,10 +195,13 @@ def ffi_call(program: Program, inputs: Sequence[jax.Array], num_envs: int | None
     if len(inputs) != len(program.inputs):
         names = ", ".join(spec.name for spec in program.inputs)
         raise ValueError(f"expected {len(program.inputs)} inputs ({names}), got {len(inputs)}")
+    fixed = program.num_envs if isinstance(program, CpuProgram) else None
     if num_envs is None:
-        num_envs = _num_envs(program, inputs)
+        num_envs = fixed or _num_envs(program, inputs)
     if num_envs < 1:
         raise ValueError(f"num_envs must be at least 1, got {num_envs}")
+    if fixed not in (None, num_envs):
+        raise ValueError(f"num_envs must be {fixed}, all environments of the composite, got {num_envs}")
     call = _compiled(program, num_envs)
     for spec, array in zip(program.inputs, inputs, strict=True):
         _check_input(spec, array, num_envs)

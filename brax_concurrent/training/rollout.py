@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 from jax import lax
 
 from brax_concurrent.envs.base import Env
+from brax_concurrent.envs.mixed import MixedEnv, MixedState
 from brax_concurrent.envs.state import State
 
-Policy = Callable[[Any, jax.Array, jax.Array], tuple[jax.Array, jax.Array]]
-"""`policy(params, obs, key) -> (action, log_prob)`: obs (num_envs, observation_size), log_prob (num_envs,)."""
+Policy = Callable[[Any, Any, jax.Array], tuple[Any, Any]]
+"""`policy(params, obs, key) -> (action, log_prob)`: obs (num_envs, observation_size), log_prob (num_envs,). With
+different robots in one batch all three are dicts of such arrays by robot."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Rollout:
-    """A batch of transitions, time first: `(length, num_envs, ...)`.
+    """A batch of transitions, time first: `(length, num_envs, ...)`; of a MixedEnv, dicts of such arrays by robot.
 
     Attributes:
         obs: what the policy saw. action, log_prob: what it answered.
@@ -28,20 +30,22 @@ class Rollout:
         state: the environment's state after the last step, to go on from.
     """
 
-    obs: jax.Array
-    action: jax.Array
-    log_prob: jax.Array
-    reward: jax.Array
-    terminated: jax.Array
-    truncated: jax.Array
-    final_obs: jax.Array
-    state: State
+    obs: Any
+    action: Any
+    log_prob: Any
+    reward: Any
+    terminated: Any
+    truncated: Any
+    final_obs: Any
+    state: Any
 
 
 jax.tree_util.register_dataclass(Rollout, data_fields=[f.name for f in dataclasses.fields(Rollout)], meta_fields=[])
 
 
-def rollout(env: Env, policy: Policy, params: Any, state: State, key: jax.Array, length: int) -> Rollout:
+def rollout(
+    env: Env | MixedEnv, policy: Policy, params: Any, state: State | MixedState, key: jax.Array, length: int
+) -> Rollout:
     """Let a policy act for `length` control steps in all environments.
 
     The whole loop is one jitted `lax.scan`; calling again with the same `env`, `policy` and `length` reuses it.
@@ -63,14 +67,13 @@ def rollout(env: Env, policy: Policy, params: Any, state: State, key: jax.Array,
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def _scan(env: Env, policy: Policy, length: int, params: Any, state: State, key: jax.Array) -> Rollout:
-    def one(carry: State, step_key: jax.Array) -> tuple[State, tuple[jax.Array, ...]]:
+def _scan(env: Any, policy: Policy, length: int, params: Any, state: Any, key: jax.Array) -> Rollout:
+    def one(carry: Any, step_key: jax.Array) -> tuple[Any, tuple[Any, ...]]:
         answer = policy(params, carry.obs, step_key)
         if not isinstance(answer, tuple) or len(answer) != 2:
             raise ValueError(f"policy: expected (action, log_prob), got {type(answer).__name__}")
         action, log_prob = answer
-        if log_prob.shape != (env.num_envs,):
-            raise ValueError(f"policy: expected log_prob of shape ({env.num_envs},), got {log_prob.shape}")
+        _check_log_prob(env, log_prob)
         new = env.step(carry, action)
         kept = (carry.obs, action, log_prob, new.reward, new.terminated, new.truncated, new.final_obs)
         return new, kept
@@ -79,3 +82,17 @@ def _scan(env: Env, policy: Policy, length: int, params: Any, state: State, key:
         one, state, jax.random.split(key, length)
     )
     return Rollout(obs, action, log_prob, reward, terminated, truncated, final_obs, final)
+
+
+def _check_log_prob(env: Env | MixedEnv, log_prob: Any) -> None:
+    if isinstance(env, Env):
+        expected, got = {"log_prob": env.num_envs}, {"log_prob": log_prob}
+    else:
+        if not isinstance(log_prob, Mapping) or set(log_prob) != set(env.envs):
+            got_robots = list(log_prob) if isinstance(log_prob, Mapping) else type(log_prob).__name__
+            raise ValueError(f"policy: expected log_prob of the robots {list(env.envs)}, got {got_robots}")
+        expected = {f"log_prob[{name!r}]": each.num_envs for name, each in env.envs.items()}
+        got = {f"log_prob[{name!r}]": value for name, value in log_prob.items()}
+    for name, num_envs in expected.items():
+        if got[name].shape != (num_envs,):
+            raise ValueError(f"policy: expected {name} of shape ({num_envs},), got {got[name].shape}")
