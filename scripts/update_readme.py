@@ -2,7 +2,7 @@
 
 A table stands between `<!-- results:NAME -->` and `<!-- /results:NAME -->`, where NAME is a benchmark.
 Filters may follow the name, as in `<!-- results:throughput backend=cuda num_envs=4096 -->`, and
-`detail.window=32` is one for a setting in `detail`. Of results with the same settings the newest counts.
+`detail.window=32` is one for a setting in `detail`; a space in a value is written `_`. Of results with the same settings the newest counts.
 
     python scripts/update_readme.py            rewrite README.md
     python scripts/update_readme.py --check    exit 1 if that would change it
@@ -45,7 +45,11 @@ def render(text: str, directory: Path) -> str:
 
 def _newest(records: list[Record]) -> list[Record]:
     """The last record of each combination of settings, sorted by case, size and scheduler."""
-    latest = {json.dumps([record[name] for name in SETTINGS], sort_keys=True): record for record in records}
+
+    def settings(record: Record) -> str:
+        return json.dumps([_chosen(record) if name == "detail" else record[name] for name in SETTINGS], sort_keys=True)
+
+    latest = {settings(record): record for record in records}
     return sorted(latest.values(), key=_order)
 
 
@@ -63,7 +67,7 @@ def _passes(record: Record, filters: list[str]) -> bool:
     for item in filters:
         name, _, wanted = item.partition("=")
         group = record["detail"] if name.startswith("detail.") else record
-        if str(group.get(name.removeprefix("detail."))) != wanted:
+        if str(group.get(name.removeprefix("detail."))).replace(" ", "_") != wanted:
             return False
     return True
 
@@ -124,8 +128,13 @@ def _size_text(record: Record) -> str:
     return f"{_size(record):,}" if _size(record) else ""
 
 
+def _chosen(record: Record) -> dict[str, Any]:
+    """The settings in `detail`: a float there is something measured."""
+    return {name: value for name, value in record["detail"].items() if not isinstance(value, float)}
+
+
 def _settings(record: Record) -> str:
-    return ", ".join(f"{name} {value}" for name, value in sorted(record["detail"].items()))
+    return ", ".join(f"{name} {value}" for name, value in sorted(_chosen(record).items()))
 
 
 def _without_empty_columns(table: list[list[str]]) -> list[list[str]]:

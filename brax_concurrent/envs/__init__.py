@@ -62,7 +62,7 @@ def make(
         scheduler: "serial", program order.
         granularity: one task for each stage of the physics ("stage"), for each physics step ("substep") or for a
             whole control step ("step"). The results are the same, bit for bit; "auto" takes what measured best.
-        dtype: "float32", or "float64" (with `jax_enable_x64`; on the CPU).
+        dtype: "float32", or "float64" (with `jax_enable_x64`).
         autoreset: whether `step` resets environments that ended, each to a fresh random state.
         threads: CPU threads at most; 0: all cores.
         per_env: model quantities that differ between environments, e.g. ("geom_friction", "body_mass"): pass their

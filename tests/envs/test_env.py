@@ -8,6 +8,7 @@ import threading
 import batches
 import jax
 import jax.numpy as jnp
+import mujoco
 import numpy as np
 import physics
 import pytest
@@ -70,6 +71,34 @@ def test_shapes_dtypes_and_facts(name):
         assert all(not np.asarray(state.info[name]).any() for name in counters)
     np.testing.assert_allclose(sum(step.metrics.values()), step.reward, rtol=1e-5, atol=1e-5)
     assert np.abs(np.asarray(step.reward)).min() > 0
+
+
+@pytest.mark.slow
+def test_a_control_step_of_grasp_is_mujocos_with_the_palm_moved():
+    """Of the other robots test_gymnasium.py has each step."""
+    env = batches.env("grasp", NUM)
+    robot = physics.robot("grasp")
+    rng = np.random.default_rng(0)
+    qpos = np.tile(env.model.qpos0, (NUM, 1)) + rng.uniform(-0.1, 0.1, (NUM, env.model.nq))
+    qvel, action = rng.normal(size=(NUM, env.model.nv)), batches.random_actions(env)
+    start = env.reset_to(qpos, qvel)
+    new = env.step(start, action)
+    palm = robot.mj.body("palm").pos
+    np.testing.assert_allclose(np.asarray(start.obs)[:, 8:11], np.tile(palm, (NUM, 1)), rtol=1e-6)
+    goal = np.array([0, 0, 8.5]) + action[:, 16:] * [10, 10, 5]  # the middle and half the width of where it may go
+    way = goal - palm
+    palms = palm + way * 0.15 * 2 / np.maximum(np.linalg.norm(way, axis=1, keepdims=True), 2)
+    np.testing.assert_allclose(np.asarray(new.final_obs)[:, 8:11], palms, rtol=1e-6, atol=1e-6)
+    low, high = robot.mj.actuator_ctrlrange.T
+    data, expected = mujoco.MjData(robot.mj), []
+    for i in range(NUM):
+        mujoco.mj_resetData(robot.mj, data)
+        data.qpos[:], data.qvel[:], data.mocap_pos[0] = qpos[i], qvel[i], palms[i]
+        data.ctrl[:] = low + (high - low) * (action[i, :16] + 1) / 2
+        for _ in range(env.task.frame_skip):
+            mujoco.mj_step(robot.mj, data)
+        expected.append(data.qpos.copy())
+    assert physics.relative_error(np.asarray(new.qpos), np.array(expected)) < 1e-5
 
 
 def test_eager_jit_and_scan_give_the_same_bits(walker):
