@@ -1,8 +1,8 @@
 """Write README's tables of results from benchmarks/*.jsonl.
 
 A table stands between `<!-- results:NAME -->` and `<!-- /results:NAME -->`, where NAME is a benchmark.
-Filters may follow the name, as in `<!-- results:throughput backend=cuda num_envs=4096 -->`, and
-`detail.window=32` is one for a setting in `detail`; a space in a value is written `_`. Of results with the same settings the newest counts.
+Filters may follow the name, as in `<!-- results:throughput backend=cuda num_envs=4096 -->`; `detail.window=32` is one
+for a setting in `detail`, and a space in a value is written `_`. Of results with the same settings the newest counts.
 
     python scripts/update_readme.py            rewrite README.md
     python scripts/update_readme.py --check    exit 1 if that would change it
