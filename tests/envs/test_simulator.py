@@ -171,6 +171,7 @@ def robot_has_limits(source: int) -> bool:
     return any(len(answer.force) > sum(np.where(answer.dim == 3, 4, 1)) for answer in c.answers)
 
 
+@pytest.mark.slow
 def test_what_a_model_has_nothing_of_is_zero():
     """All known fields can be asked for, and none holds garbage where no stage writes."""
     pendulum = "<mujoco><worldbody><body><joint/><geom size='0.1' pos='0 1 0'/></body></worldbody></mujoco>"
