@@ -59,8 +59,11 @@ def rollout(
         length: control steps, at least 1.
 
     Raises:
+        TypeError: `env` is no environment of this package.
         ValueError: length < 1, or the policy returns arrays of a wrong shape.
     """
+    if not isinstance(env, (Env, MixedEnv)):
+        raise TypeError(f"env: expected what bc.make returns, got {type(env).__name__}")
     if not isinstance(length, int) or length < 1:
         raise ValueError(f"length: expected a whole number of at least 1, got {length!r}")
     return _scan(env, policy, length, params, state, key)

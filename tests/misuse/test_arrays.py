@@ -161,3 +161,5 @@ def test_rollouts(env, state):
         rollout(lambda params, obs, key: (ZERO, jnp.zeros(3)))
     with pytest.raises(ValueError, match=r"action: expected float32\[4, 1\], got float32\[2, 1\]"):
         rollout(lambda params, obs, key: (ZERO[:2], jnp.zeros(4)))
+    with pytest.raises(TypeError, match=r"env: expected what bc.make returns, got object"):
+        bc.rollout(object(), None, None, state, jax.random.key(0), 1)
