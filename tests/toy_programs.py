@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from numba import cfunc, types
 
-from brax_concurrent.backends.native import TILE, BufferSpec
+from brax_concurrent.backends.cpu_program import BufferSpec
+from brax_concurrent.backends.native import TILE
 from brax_concurrent.scheduler.serial import TileKernel, TileLayout, TileOp, TileProgram
 
 FLOATS = types.CPointer(types.float32)

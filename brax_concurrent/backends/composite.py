@@ -16,18 +16,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from brax_concurrent.backends.native import (
-    DESC_ARENA_BYTES,
-    DESC_NUM_ENVS,
-    DESC_OPS,
-    DESC_THREADS,
-    DESC_TILES,
-    TILE,
-    BufferSpec,
-    CpuProgram,
-    assemble,
-    content_hash,
-)
+from brax_concurrent.backends.cpu_program import BufferSpec, CpuProgram, assemble, content_hash
+from brax_concurrent.backends.native import DESC_ARENA_BYTES, DESC_NUM_ENVS, DESC_OPS, DESC_THREADS, DESC_TILES, TILE
 
 
 @dataclass(frozen=True)

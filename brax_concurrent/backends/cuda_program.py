@@ -19,8 +19,9 @@ from numba import njit, types
 from numba.extending import intrinsic
 
 from brax_concurrent.backends import cuda_driver, intrinsics
+from brax_concurrent.backends.cpu_program import BufferSpec
 from brax_concurrent.backends.intrinsics import load_i64, store_i64
-from brax_concurrent.backends.native import TILE, WORD, BufferSpec, compile_callback, source_hash
+from brax_concurrent.backends.native import TILE, WORD, compile_callback, source_hash
 
 # A program's descriptor: int64 words. From DESC_FIRST_OP on, OP_WORDS for each op; then the ops' lists of parameters,
 # each parameter the word of the call record (below) that holds its value.
@@ -119,7 +120,7 @@ def build_program(
         ops: the launches in program order.
         arena_bytes: scratch memory of one tile.
         buffers: the user's arrays.
-        fingerprint: a uint64 that says what the program does (`native.content_hash`), without addresses.
+        fingerprint: a uint64 that says what the program does (`cpu_program.content_hash`), without addresses.
         block: threads of a block, a multiple of 32.
         spread: with at most so many environments a block has 32 threads, which spreads small batches over the GPU.
         functions: what to launch and copy with; None: the CUDA driver.

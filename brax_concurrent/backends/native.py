@@ -18,24 +18,21 @@ tiles from a shared counter until none are left. Nobody waits for a participant 
 starter works too, and a latecomer finds the tiles gone and leaves. The job's memory is counted, the last one
 out frees it.
 
+Programs are made in cpu_program.py, and run without JAX by cpu_run.py.
+
 A *composite* (composite.py) is several programs in one, each for its own number of environments. Its job deals
 the tiles of all of them, one part's after the other's.
 """
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import hashlib
 import os
-import weakref
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-import numpy as np
 from numba import cfunc, njit, types
 
 from brax_concurrent.backends import intrinsics
@@ -55,7 +52,6 @@ from brax_concurrent.backends.intrinsics import (
 )
 
 TILE = 32  # environments per tile
-ALWAYS = -1  # predicate offset of an op that is never skipped
 WORD = 8  # bytes of one int64, the unit of descriptors and jobs
 
 # A program's descriptor: int64 words. From DESC_FIRST_OP on, pairs (kernel address, predicate offset), one
@@ -89,7 +85,6 @@ OK, NO_MEMORY, WRONG_VERSION = 0, 1, 2  # what `participate` returns
 _CLOSED = 1 << 40  # added to JOB_NEXT: beyond every tile
 
 _SIGNATURE = types.int64(types.int64)
-Access = Literal["read", "write", "readwrite"]
 
 
 # --- compiled code -----------------------------------------------------------------------------
@@ -246,254 +241,7 @@ def compile_callback(function: Callable[..., Any], signature: Any = _SIGNATURE) 
 
 
 @functools.cache
-def _participate() -> tuple[int, Any]:
+def participate_callback() -> tuple[int, Any]:
     """The magic of this version, and its compiled `participate`."""
     magic = source_hash(__file__, intrinsics.__file__)
     return magic, compile_callback(_make_participate(magic))
-
-
-# --- programs ----------------------------------------------------------------------------------
-
-
-Plain = str | int | float | bool | bytes | None
-"""What `content_hash` takes: values whose `repr` is the same in every process. None may be an address."""
-
-
-def content_hash(*parts: Plain | tuple[Any, ...]) -> int:
-    """A nonzero uint64 of plain values and nested tuples of them, the same in every process.
-
-    Raises:
-      TypeError: a part's `repr` may differ between processes or leave out some of its content.
-    """
-
-    def text(part: object) -> str:
-        if isinstance(part, tuple):
-            return f"({','.join(text(item) for item in part)})"
-        if type(part) not in (str, int, float, bool, bytes, type(None)):
-            raise TypeError(f"content_hash takes plain values, got {type(part).__name__}")
-        return repr(part)
-
-    return int.from_bytes(hashlib.sha256(text(parts).encode()).digest()[:8], "little") or 1
-
-
-@dataclass(frozen=True)
-class BufferSpec:
-    """One of the user's row-major arrays.
-
-    name      what messages call it
-    shape     of one environment, the array being (num_envs, *shape); the whole shape if not per_env
-    dtype     NumPy name: float32, float64, int32, uint32, bool, uint8
-    access    read: an input; write: an output, wholly written by the program; readwrite: a carried
-              array, input and output in one memory, which the program updates in place
-    per_env   whether there is one for each environment
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-    access: Access
-    per_env: bool = True
-
-    def __post_init__(self) -> None:
-        if self.access not in ("read", "write", "readwrite"):
-            raise ValueError(f"buffer {self.name}: access must be read, write or readwrite, got {self.access!r}")
-        object.__setattr__(self, "dtype", np.dtype(self.dtype).name)
-
-    def array_shape(self, num_envs: int) -> tuple[int, ...]:
-        """Shape of the whole array."""
-        return (num_envs, *self.shape) if self.per_env else self.shape
-
-    @property
-    def item_bytes(self) -> int:
-        """Bytes of one environment's part, or of the whole array if not per_env."""
-        return int(np.prod(self.shape, dtype=np.int64)) * np.dtype(self.dtype).itemsize
-
-
-@dataclass(frozen=True, eq=False)
-class CpuProgram:
-    """A program ready to run. Make it with `build_program`, or several into one with `build_composite`.
-
-    desc         (words,) int64: the descriptor, see DESC_*; its address is what native code holds
-    fingerprint  uint64 content hash: equal means that the program does the same, in any process
-    buffers      in the order in which kernels get them
-    owners       what must stay alive as long as the kernels' code is used
-    """
-
-    desc: np.ndarray
-    fingerprint: int
-    buffers: tuple[BufferSpec, ...]
-    owners: tuple[object, ...] = ()
-
-    @property
-    def address(self) -> int:
-        """Address of the descriptor."""
-        return int(self.desc.__array_interface__["data"][0])
-
-    @property
-    def num_envs(self) -> int | None:
-        """The number of environments that a composite is for; None: any number."""
-        return int(self.desc[DESC_NUM_ENVS]) or None
-
-    @property
-    def inputs(self) -> tuple[BufferSpec, ...]:
-        """Buffers that a caller passes."""
-        return tuple(spec for spec in self.buffers if spec.access != "write")
-
-    @property
-    def outputs(self) -> tuple[BufferSpec, ...]:
-        """Buffers that a caller gets back."""
-        return tuple(spec for spec in self.buffers if spec.access != "read")
-
-
-def build_program(
-    ops: Sequence[tuple[int, int]],
-    arena_bytes: int,
-    buffers: Sequence[BufferSpec],
-    fingerprint: int,
-    *,
-    threads: int = 0,
-    poison: bool = False,
-    owners: Sequence[object] = (),
-) -> CpuProgram:
-    """A program from its kernels.
-
-    Args:
-      ops: (kernel address, predicate offset) in program order. The offset is that of an int32 in the tile's
-        arena: when it is 0 as the op's turn comes, the op is skipped for this tile. ALWAYS (-1): never
-        skipped. Arenas are reused and not cleared: an earlier op of the same tile must have written the
-        predicate.
-      arena_bytes: scratch memory of one tile.
-      buffers: the user's arrays, in the kernels' order.
-      fingerprint: a uint64 that says what the program does (`content_hash`), without addresses.
-      threads: run on at most so many; 0: on all.
-      poison: fill the arena with NaN before each tile, to find kernels that read what was never written.
-      owners: objects that own the kernels' code.
-
-    Raises:
-      ValueError: an op without an address, a predicate outside the arena, or a number out of range.
-    """
-    if not 0 < fingerprint < 1 << 64:
-        raise ValueError(f"fingerprint must be a nonzero uint64, got {fingerprint}")
-    for spec in buffers:
-        if spec.access != "read" and not spec.per_env:
-            raise ValueError(
-                f"buffer {spec.name}: all tiles would write it at once; only per_env buffers may be written"
-            )
-    if len({spec.name for spec in buffers}) != len(buffers):
-        raise ValueError(f"buffer names must differ, got {[spec.name for spec in buffers]}")
-    if threads < 0 or arena_bytes < 0:
-        raise ValueError(f"threads and arena_bytes must not be negative, got {threads} and {arena_bytes}")
-    for index, (kernel, predicate) in enumerate(ops):
-        if kernel == 0:
-            raise ValueError(f"op {index} has no kernel: its address is 0")
-        if predicate != ALWAYS and not (0 <= predicate <= arena_bytes - 4 and predicate % 4 == 0):
-            raise ValueError(
-                f"op {index}: predicate offset must be {ALWAYS} or a multiple of 4 within the arena of "
-                f"{arena_bytes} bytes, got {predicate}"
-            )
-    words = {DESC_OPS: len(ops), DESC_ARENA_BYTES: arena_bytes, DESC_THREADS: threads, DESC_POISON: poison}
-    return assemble(words, ops, buffers, fingerprint, owners)
-
-
-def assemble(
-    words: Mapping[int, int],
-    pairs: Sequence[tuple[int, int]],
-    buffers: Sequence[BufferSpec],
-    fingerprint: int,
-    owners: Sequence[object],
-) -> CpuProgram:
-    """A program from what its descriptor says: `words` by index, and the pairs from DESC_FIRST_OP on. No checks."""
-    magic, participate = _participate()
-    spare_arenas = min(max(2 * (words[DESC_THREADS] or _cores()), 4), 256)
-    desc = np.zeros(DESC_FIRST_OP + 2 * len(pairs) + spare_arenas, np.int64)
-    desc[DESC_MAGIC] = magic
-    desc[DESC_PARTICIPATE] = participate.address
-    for word, value in words.items():
-        desc[word] = value
-    desc[DESC_BUFFERS] = len(buffers)
-    desc[DESC_FINGERPRINT] = np.uint64(fingerprint).astype(np.int64)
-    desc[DESC_ARENAS] = spare_arenas
-    desc[DESC_FIRST_OP : DESC_FIRST_OP + 2 * len(pairs)] = np.asarray(pairs, np.int64).reshape(-1)
-    program = CpuProgram(desc, fingerprint, tuple(buffers), (participate, *owners))
-    weakref.finalize(program, _free_arenas, desc).atexit = False  # at exit a thread may still be running it
-    return program
-
-
-def _free_arenas(desc: np.ndarray) -> None:
-    free = ctypes.CDLL(None).free
-    for cell in range(len(desc) - int(desc[DESC_ARENAS]), len(desc)):
-        free(ctypes.c_void_p(int(desc[cell])))
-        desc[cell] = 0
-
-
-# --- running without JAX -----------------------------------------------------------------------
-
-
-def _checked_address(spec: BufferSpec, array: np.ndarray, num_envs: int) -> int:
-    shape = spec.array_shape(num_envs)
-    if array.shape != shape or array.dtype != spec.dtype:
-        raise ValueError(
-            f"buffer {spec.name}: expected {spec.dtype}{list(shape)}, got {array.dtype}{list(array.shape)}"
-        )
-    if not array.flags.c_contiguous:
-        raise ValueError(f"buffer {spec.name}: expected a row-major contiguous array, got strides {array.strides}")
-    if spec.access != "read" and not array.flags.writeable:
-        raise ValueError(f"buffer {spec.name}: the program writes it, but the array is read-only")
-    return int(array.__array_interface__["data"][0])
-
-
-def _cores() -> int:
-    """Processor cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-@functools.cache
-def _thread_pool(threads: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(threads, thread_name_prefix="brax_concurrent")
-
-
-os.register_at_fork(after_in_child=_thread_pool.cache_clear)  # a child has none of its parent's threads
-
-
-def run_program(program: CpuProgram, buffers: Sequence[np.ndarray], num_envs: int, threads: int | None = None) -> None:
-    """Run a program on NumPy arrays, in place, without JAX and without the GIL.
-
-    Args:
-      program: what to run.
-      buffers: one C-contiguous array per `program.buffers`, in that order, of exactly that shape and dtype.
-      num_envs: environments, at least 1; a composite's own number.
-      threads: at most so many threads; 0: on all cores; None: the program's number.
-
-    Raises:
-      ValueError: a number is out of range, or an array does not fit its specification.
-      MemoryError: no memory for the arenas; the arrays are then partly updated.
-    """
-    if num_envs < 1:
-        raise ValueError(f"num_envs must be at least 1, got {num_envs}")
-    if program.num_envs not in (None, num_envs):
-        raise ValueError(f"num_envs must be {program.num_envs}, all environments of the composite, got {num_envs}")
-    if len(buffers) != len(program.buffers):
-        names = ", ".join(spec.name for spec in program.buffers)
-        raise ValueError(f"expected {len(program.buffers)} buffers ({names}), got {len(buffers)}")
-    addresses = np.array(
-        [_checked_address(spec, array, num_envs) for spec, array in zip(program.buffers, buffers, strict=True)],
-        np.int64,
-    )
-    tiles = int(program.desc[DESC_TILES]) or -(-num_envs // TILE)
-    wanted = int(program.desc[DESC_THREADS]) if threads is None else threads
-    if wanted < 0:
-        raise ValueError(f"threads must not be negative, got {threads}")
-    threads = min(wanted or _cores(), tiles)
-    job = np.zeros(JOB_WORDS, np.int64)
-    job[JOB_DESC] = program.address
-    job[JOB_BUFFERS] = addresses.ctypes.data
-    job[JOB_NUM_ENVS] = num_envs
-    job[JOB_TILES] = tiles
-    job[JOB_CHUNK] = tiles_per_claim.py_func(tiles, threads)
-    job[JOB_REFERENCES] = threads + 1  # one more than participants: this array is not theirs to free
-    participate = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)(int(program.desc[DESC_PARTICIPATE]))
-    helpers = [_thread_pool(threads - 1).submit(participate, job.ctypes.data) for _ in range(threads - 1)]
-    statuses = [participate(job.ctypes.data), *(helper.result() for helper in helpers)]
-    if job[JOB_DONE] != tiles:
-        failure = RuntimeError if WRONG_VERSION in statuses else MemoryError
-        raise failure(f"the program stopped after {job[JOB_DONE]} of {tiles} tiles, statuses {statuses}")

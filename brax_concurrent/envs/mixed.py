@@ -18,7 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from brax_concurrent.backends.composite import Part, build_composite
-from brax_concurrent.backends.native import DESC_ARENA_BYTES, CpuProgram
+from brax_concurrent.backends.cpu_program import CpuProgram
+from brax_concurrent.backends.native import DESC_ARENA_BYTES
 from brax_concurrent.envs.arrays import checked, run, varying_alike
 from brax_concurrent.envs.base import Env, checked_key
 from brax_concurrent.envs.state import State

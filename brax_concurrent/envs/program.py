@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from brax_concurrent.backends import cpu, cuda, cuda_driver
+from brax_concurrent.backends.cpu_program import BufferSpec, CpuProgram, content_hash
 from brax_concurrent.backends.cuda_program import DEFAULT_BLOCK, WARP, CudaOp, CudaProgram, build_program
-from brax_concurrent.backends.native import BufferSpec, CpuProgram, content_hash
 from brax_concurrent.backends.objects import ObjectCache
 from brax_concurrent.envs.stream import Stream
 from brax_concurrent.interop.jax_ffi import Program

@@ -17,16 +17,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from brax_concurrent.backends.cpu_program import BufferSpec, CpuProgram
 from brax_concurrent.backends.cuda_program import DESC_BLOCK, DESC_SPREAD, CudaProgram
-from brax_concurrent.backends.native import (
-    DESC_ARENA_BYTES,
-    DESC_FIRST_OP,
-    DESC_OPS,
-    DESC_POISON,
-    DESC_THREADS,
-    BufferSpec,
-    CpuProgram,
-)
+from brax_concurrent.backends.native import DESC_ARENA_BYTES, DESC_FIRST_OP, DESC_OPS, DESC_POISON, DESC_THREADS
 from brax_concurrent.interop import ffi_cuda, ffi_frame, ffi_handler
 
 Program = CpuProgram | CudaProgram

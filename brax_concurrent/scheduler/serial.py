@@ -18,14 +18,8 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 
 from brax_concurrent.backends.composite import Part, build_composite
-from brax_concurrent.backends.native import (
-    ALWAYS,
-    TILE,
-    BufferSpec,
-    CpuProgram,
-    build_program,
-    content_hash,
-)
+from brax_concurrent.backends.cpu_program import ALWAYS, BufferSpec, CpuProgram, build_program, content_hash
+from brax_concurrent.backends.native import TILE
 from brax_concurrent.scheduler.footprint import EVERYTHING, Footprint, Segment, conflicts, merged, together
 from brax_concurrent.scheduler.task import PREDICATE_BYTES, Task
 

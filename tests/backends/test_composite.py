@@ -13,8 +13,9 @@ from toy_programs import ADDRESSES, compiled, kernel, pendulum, pendulum_arrays,
 
 from brax_concurrent.backends import native
 from brax_concurrent.backends.composite import Part, build_composite
+from brax_concurrent.backends.cpu_program import ALWAYS, BufferSpec, build_program
+from brax_concurrent.backends.cpu_run import run_program
 from brax_concurrent.backends.intrinsics import atomic_add, atomic_load, give_way, load_i64, store_i32
-from brax_concurrent.backends.native import ALWAYS, BufferSpec, build_program, run_program
 from brax_concurrent.interop import jax_ffi
 from brax_concurrent.interop.jax_ffi import ffi_call
 from brax_concurrent.scheduler.serial import TileLayout, TileOp, TileProgram, compile_serial

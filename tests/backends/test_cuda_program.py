@@ -6,9 +6,10 @@ import update_cuda_registers as table
 from fake_gpu import PARAMETERS, fake_driver, on_the_cpu
 
 from brax_concurrent.backends import cuda, cuda_driver
+from brax_concurrent.backends.cpu_program import BufferSpec
+from brax_concurrent.backends.cpu_run import run_program
 from brax_concurrent.backends.cuda_driver import CudaError, Kernel
 from brax_concurrent.backends.cuda_program import CudaOp, Functions, build_program, launch_program
-from brax_concurrent.backends.native import BufferSpec, run_program
 from brax_concurrent.envs import program as env_program
 from brax_concurrent.envs.registry import make_task
 from brax_concurrent.envs.stream import StreamBuilder

@@ -10,8 +10,9 @@ from numba import types
 from toy_programs import ADDRESSES, compiled, pendulum, pendulum_arrays, pendulum_reference
 
 from brax_concurrent.backends import native
+from brax_concurrent.backends.cpu_program import ALWAYS, BufferSpec, build_program, content_hash
+from brax_concurrent.backends.cpu_run import run_program
 from brax_concurrent.backends.intrinsics import atomic_add, load_i32, load_i64, store_i32, store_i64
-from brax_concurrent.backends.native import ALWAYS, BufferSpec, build_program, content_hash, run_program
 from brax_concurrent.scheduler.serial import compile_serial
 
 

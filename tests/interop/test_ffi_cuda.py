@@ -9,10 +9,10 @@ import pytest
 from fake_gpu import PARAMETERS, fake_driver
 from numba import cfunc, types
 
+from brax_concurrent.backends.cpu_program import BufferSpec
 from brax_concurrent.backends.cuda_driver import Kernel
 from brax_concurrent.backends.cuda_program import CudaOp, build_program
 from brax_concurrent.backends.intrinsics import copy_bytes, load_i64, store_i64
-from brax_concurrent.backends.native import BufferSpec
 from brax_concurrent.interop import ffi_cuda, ffi_frame, jax_ffi
 from brax_concurrent.interop.ffi_frame import as_int64
 

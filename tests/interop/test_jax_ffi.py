@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from toy_programs import ADDRESSES, compiled, pendulum, pendulum_arrays, pendulum_reference
 
+from brax_concurrent.backends.cpu_program import ALWAYS, BufferSpec, build_program
 from brax_concurrent.backends.intrinsics import (
     atomic_add,
     atomic_load,
@@ -24,7 +25,6 @@ from brax_concurrent.backends.intrinsics import (
     store_i32,
     store_i64,
 )
-from brax_concurrent.backends.native import ALWAYS, BufferSpec, build_program
 from brax_concurrent.interop import ffi_frame, ffi_handler, jax_ffi
 from brax_concurrent.interop.ffi_frame import as_int64
 from brax_concurrent.interop.jax_ffi import ffi_call

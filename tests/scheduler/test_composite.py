@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from toy_programs import ANY_FAST, ARENA_BYTES, PENDULUM, pendulum, pendulum_arrays, pendulum_reference
 
-from brax_concurrent.backends.native import DESC_POISON, DESC_THREADS, TILE, run_program
+from brax_concurrent.backends.cpu_run import run_program
+from brax_concurrent.backends.native import DESC_POISON, DESC_THREADS, TILE
 from brax_concurrent.scheduler.footprint import EVERYTHING, Segment, conflicts
 from brax_concurrent.scheduler.serial import (
     ARENA,

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 from toy_programs import ANY_FAST, ARENA_BYTES, PENDULUM, integrate, kernel, pendulum, pendulum_arrays
 
-from brax_concurrent.backends.native import ALWAYS, DESC_FIRST_OP, DESC_THREADS, BufferSpec, run_program
+from brax_concurrent.backends.cpu_program import ALWAYS, BufferSpec
+from brax_concurrent.backends.cpu_run import run_program
+from brax_concurrent.backends.native import DESC_FIRST_OP, DESC_THREADS
 from brax_concurrent.scheduler.footprint import EVERYTHING, Footprint, Segment, conflicts
 from brax_concurrent.scheduler.serial import (
     ARENA,
