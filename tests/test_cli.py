@@ -96,11 +96,15 @@ def test_wrong_options_are_refused(capsys, arguments, said):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["rollout", "antt"], "there is no task 'antt'; did you mean 'ant'"),
+        (["rollout", "antt"], "error: robot: there is no task 'antt'; did you mean 'ant'"),
         (["rollout", "ant", "--scheduler", "fifo"], "scheduler: expected one of"),
         (["check", "ant", "--backend", "cuda"], "backend: 'cuda' needs JAX on a CUDA GPU"),
         (["check", "humanoidd"], "did you mean 'humanoid'"),
-        (["check", "no/such/robot.xml"], "there is no file no/such/robot.xml"),
+        (["check", "no/such/robot.xml"], "error: robot: there is no file no/such/robot.xml"),
+        (
+            ["rollout", "my/robot.xml"],
+            "error: robot: rollout takes the name of a robot that `brax-concurrent envs` lists",
+        ),
     ],
 )
 def test_what_the_library_refuses_is_an_error_of_usage(capsys, arguments, said):
@@ -115,7 +119,7 @@ def test_a_closed_pipe_is_no_traceback(monkeypatch):
     os.close(reader)
     with os.fdopen(writer, "w") as closed:
         monkeypatch.setattr(sys, "stdout", closed)
-        monkeypatch.setattr(cli, "_envs", lambda options: print("x", flush=True))
+        monkeypatch.setattr(cli.envs, "run", lambda options: print("x", flush=True))
         assert run("envs") == 1
 
 
@@ -132,9 +136,9 @@ def test_rollout_saves_what_it_reports(tmp_path, capsys):
         saved = dict(file)
     shapes = {"obs": (17,), "final_obs": (17,), "action": (6,)}
     assert {name: value.shape for name, value in saved.items()} == {
-        name: (60, 40, *shapes.get(name, ())) for name in cli._COLUMNS
+        name: (60, 40, *shapes.get(name, ())) for name in cli.rollout._COLUMNS
     }
-    assert f"will have {cli._bytes(sum(value.nbytes for value in saved.values()))}" in output.out
+    assert f"will have {cli.rollout._bytes(sum(value.nbytes for value in saved.values()))}" in output.out
     assert np.abs(saved["action"]).max() <= 1
     np.testing.assert_allclose(saved["log_prob"], -6 * np.log(2), rtol=1e-6)
     returns, lengths = episodes(saved["reward"], saved["terminated"] | saved["truncated"])
@@ -164,7 +168,7 @@ def test_seeds_and_chunks(tmp_path, monkeypatch):
             return dict(file)
 
     first, same, other = rollout("a"), rollout("b", "--threads", 1), rollout("c", "--seed", 1)
-    monkeypatch.setattr(cli, "_LONGEST_CHUNK", 4)
+    monkeypatch.setattr(cli.rollout, "_LONGEST_CHUNK", 4)
     chunked = rollout("d")
     for name, value in first.items():
         np.testing.assert_array_equal(value, same[name])
@@ -181,7 +185,7 @@ def test_progress_on_request(capsys):
 
 def test_a_bar_on_a_terminal(capsys, monkeypatch):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    with cli._Progress(4, 2, wanted=False) as progress:
+    with cli.rollout._Progress(4, 2, wanted=False) as progress:
         for done in (1, 2, 4):
             progress.show(done)
     bars = capsys.readouterr().err.split("\r")
@@ -202,7 +206,7 @@ def test_a_file_is_not_overwritten_unasked(tmp_path, capsys):
 
 
 def test_a_place_that_cannot_be_written_is_refused_before_the_work(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(cli, "_Rollout", None)  # the work
+    monkeypatch.setattr(cli.rollout, "_Rollout", None)  # the work
     arguments = ["rollout", "halfcheetah", "--num-envs", 2, "--steps", 3, "--out"]
     for path, said in [
         (tmp_path / "none" / "a.npz", f"there is no folder {tmp_path / 'none'}"),
@@ -210,7 +214,7 @@ def test_a_place_that_cannot_be_written_is_refused_before_the_work(tmp_path, cap
     ]:
         assert run(*arguments, path) == 1
         assert f"cannot write {path}: {said}" in capsys.readouterr().err
-    monkeypatch.setattr(cli.shutil, "disk_usage", lambda folder: type("Usage", (), {"free": 10}))
+    monkeypatch.setattr(cli.rollout.shutil, "disk_usage", lambda folder: type("Usage", (), {"free": 10}))
     assert run(*arguments, tmp_path / "a.npz") == 1
     assert "its disk has 10 B left" in capsys.readouterr().err
     assert os.listdir(tmp_path) == []
@@ -239,7 +243,7 @@ def test_ctrl_c_while_it_runs(tmp_path, capsys, monkeypatch):
         raise KeyboardInterrupt
         yield
 
-    monkeypatch.setattr(cli._Rollout, "chunks", interrupted)
+    monkeypatch.setattr(cli.rollout._Rollout, "chunks", interrupted)
     assert run("rollout", "halfcheetah", "--num-envs", 2, "--steps", 3, "--out", tmp_path / "a.npz") == 130
     assert "interrupted" in capsys.readouterr().err
     assert os.listdir(tmp_path) == []
@@ -250,7 +254,7 @@ def test_ctrl_c_while_it_runs(tmp_path, capsys, monkeypatch):
 
 def test_envs_is_a_table_of_what_is(capsys, monkeypatch):
     monkeypatch.setattr("brax_concurrent.envs.list_envs", lambda: ["halfcheetah"])
-    monkeypatch.setattr(cli, "_threads", lambda: 4)
+    monkeypatch.setattr(cli.envs, "_threads", lambda: 4)
     assert run("envs") == 0
     head, row, *_ = capsys.readouterr().out.splitlines()
     table = dict(zip(head.split(), row.split(), strict=True))
@@ -274,6 +278,16 @@ def test_envs_is_a_table_of_what_is(capsys, monkeypatch):
         "arena": f"{arena:,}",
         "beyond": f"{carried + 4 * arena / 1024:,.0f}",
     }
+
+
+def test_envs_says_what_takes_long(capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr("brax_concurrent.envs.list_envs", lambda: ["grasp"])
+    monkeypatch.setenv("BRAX_CONCURRENT_CACHE", str(tmp_path))
+    said = "tracing a control step of grasp to see what memory it needs"
+    assert run("envs") == 0
+    assert capsys.readouterr().err.count(said) == 1
+    assert run("envs") == 0
+    assert capsys.readouterr().err == ""
 
 
 # ---- check
@@ -328,7 +342,16 @@ def test_an_unsupported_robot_is_refused(tmp_path, capsys):
     path = tmp_path / "box.xml"
     path.write_text('<mujoco><worldbody><body><freejoint/><geom type="box" size="1 1 1"/></body></worldbody></mujoco>')
     assert run("check", path) == 2
-    assert "geom #0 type='box'" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert f"of {path} uses 1 unsupported feature" in error
+    assert "geom #0 type='box'" in error
+
+
+def test_a_file_that_mujoco_refuses_is_called_what_was_typed(tmp_path, capsys):
+    path = tmp_path / "bad.xml"
+    path.write_text("<mujoco><wordbody/></mujoco>")
+    assert run("check", path) == 2
+    assert f"error: robot: MuJoCo cannot compile '{path}'" in capsys.readouterr().err
 
 
 def test_states_with_too_many_contacts_are_left_out(pendulum, capsys, monkeypatch):

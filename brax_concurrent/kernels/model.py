@@ -296,7 +296,7 @@ class Model:
 
 
 def load_model(
-    source: str | os.PathLike[str] | mujoco.MjModel,
+    model: str | os.PathLike[str] | mujoco.MjModel,
     *,
     nconmax: int | None = None,
     integrator: str | None = None,
@@ -312,7 +312,7 @@ def load_model(
     is `<size nconmax>`.
 
     Args:
-        source: path of an MJCF file, or MJCF text (recognised by its first character, "<"), or a compiled
+        model: path of an MJCF file, or MJCF text (recognised by its first character, "<"), or a compiled
             model.
         nconmax: contacts kept per environment; contacts beyond it are counted, not simulated.  Default: what
             the geometry allows, but at most 16.  A larger number than the geometry allows is cut down to
@@ -324,8 +324,8 @@ def load_model(
 
     Raises:
         UnsupportedModelError: the model needs something the kernels do not have; the error lists all of it.
-        FileNotFoundError: `source` is a path where there is no file.
-        ValueError: MuJoCo cannot compile `source`, or an argument is out of range.
+        FileNotFoundError: `model` is a path where there is no file.
+        ValueError: MuJoCo cannot compile `model`, or an argument is out of range.
         TypeError: an argument has the wrong type.
     """
     if nconmax is not None:
@@ -335,11 +335,11 @@ def load_model(
             raise ValueError(f"nconmax: expected at least 1, got {nconmax}")
     if integrator is not None and integrator not in INTEGRATORS.values():
         raise ValueError(f"integrator: expected 'euler', 'rk4' or None, got {integrator!r}")
-    mj = _compile(source)
+    mj, path = _compile(model)
     name = mj.names.split(b"\0", 1)[0].decode()
     features = unsupported_features(mj, integrator)
     if features:
-        raise UnsupportedModelError(name, features)
+        raise UnsupportedModelError(name, features, path)
 
     values: dict[str, Any] = {size: int(getattr(mj, size)) for size in _SIZES}
     values |= {field: np.array(getattr(mj, field)) for field in _COPIED}
@@ -351,27 +351,28 @@ def load_model(
     return Model(name=name, njmax=njmax, opt=_option(mj, integrator), stat_meaninertia=meaninertia, **values)
 
 
-def _compile(source: str | os.PathLike[str] | mujoco.MjModel) -> mujoco.MjModel:
-    if isinstance(source, mujoco.MjModel):
-        return source
-    if not isinstance(source, (str, os.PathLike)):
-        given = type(source).__name__
-        raise TypeError(f"source: expected an MJCF path, MJCF text or a mujoco.MjModel, got {given}")
-    if isinstance(source, str) and source.lstrip().startswith("<"):
+def _compile(model: str | os.PathLike[str] | mujoco.MjModel) -> tuple[mujoco.MjModel, Path | None]:
+    """The compiled model, and the path of the file that it came from."""
+    if isinstance(model, mujoco.MjModel):
+        return model, None
+    if not isinstance(model, (str, os.PathLike)):
+        given = type(model).__name__
+        raise TypeError(f"model: expected an MJCF path, MJCF text or a mujoco.MjModel, got {given}")
+    if isinstance(model, str) and model.lstrip().startswith("<"):
         try:
-            return mujoco.MjModel.from_xml_string(source)
+            return mujoco.MjModel.from_xml_string(model), None
         except ValueError as error:
-            raise ValueError(f"source: MuJoCo cannot compile this MJCF text: {error}") from error
-    path = Path(source)
+            raise ValueError(f"model: MuJoCo cannot compile this MJCF text: {error}") from error
+    path = Path(model)
     if not path.is_file():
         found = "a folder" if path.is_dir() else "nothing"
         raise FileNotFoundError(
-            f"source: expected MJCF text or the path of an MJCF file, found {found} at {str(path)!r}"
+            f"model: expected MJCF text or the path of an MJCF file, found {found} at {str(path)!r}"
         )
     try:
-        return mujoco.MjModel.from_xml_path(str(path))
+        return mujoco.MjModel.from_xml_path(str(path)), path
     except ValueError as error:
-        raise ValueError(f"source: MuJoCo cannot compile {str(path)!r}: {error}") from error
+        raise ValueError(f"model: MuJoCo cannot compile {str(path)!r}: {error}") from error
 
 
 def _option(mj: mujoco.MjModel, integrator: str | None) -> Option:

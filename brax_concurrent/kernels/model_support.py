@@ -6,6 +6,7 @@ changes the motion is dropped silently.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 
 import mujoco
@@ -41,10 +42,11 @@ class UnsupportedModelError(ValueError):
         features: one line per feature and element, in MJCF's words, e.g. "joint 'hip' type='ball'".
     """
 
-    def __init__(self, model_name: str, features: list[str]) -> None:
+    def __init__(self, model_name: str, features: list[str], path: os.PathLike[str] | None = None) -> None:
         self.features = tuple(features)
         listing = "\n".join(f"  - {feature}" for feature in features)
-        super().__init__(f"model {model_name!r} uses {len(features)} unsupported feature(s):\n{listing}")
+        file = "" if path is None else f" of {os.fspath(path)}"
+        super().__init__(f"model {model_name!r}{file} uses {len(features)} unsupported feature(s):\n{listing}")
 
 
 def unsupported_features(mj: mujoco.MjModel, integrator: str | None = None) -> list[str]:

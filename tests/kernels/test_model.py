@@ -260,18 +260,18 @@ def test_flags_of_the_options(flag):
     ("arguments", "error", "said"),
     [
         (
-            {"source": "no/such/robot.xml"},
+            {"model": "no/such/robot.xml"},
             FileNotFoundError,
-            r"source: .*found nothing at 'no/such/robot.xml'",
+            r"model: .*found nothing at 'no/such/robot.xml'",
         ),
-        ({"source": "."}, FileNotFoundError, r"source: .*found a folder at '.'"),
-        ({"source": 3}, TypeError, r"source: expected an MJCF path, MJCF text or a mujoco.MjModel, got int"),
+        ({"model": "."}, FileNotFoundError, r"model: .*found a folder at '.'"),
+        ({"model": 3}, TypeError, r"model: expected an MJCF path, MJCF text or a mujoco.MjModel, got int"),
         (
-            {"source": "<mujoco><worldbody>"},
+            {"model": "<mujoco><worldbody>"},
             ValueError,
-            r"source: MuJoCo cannot compile this MJCF text: .*XML",
+            r"model: MuJoCo cannot compile this MJCF text: .*XML",
         ),
-        ({"source": "<mujoco><wordbody/></mujoco>"}, ValueError, r"source: .*unrecognized element"),
+        ({"model": "<mujoco><wordbody/></mujoco>"}, ValueError, r"model: .*unrecognized element"),
         ({"nconmax": 0}, ValueError, r"nconmax: expected at least 1, got 0"),
         ({"nconmax": 2.5}, TypeError, r"nconmax: expected an integer or None, got 2.5"),
         ({"nconmax": True}, TypeError, r"nconmax: expected an integer or None, got True"),
@@ -280,13 +280,13 @@ def test_flags_of_the_options(flag):
 )
 def test_wrong_arguments_are_named(arguments, error, said):
     with pytest.raises(error, match=said):
-        load_model(**{"source": path("ant"), **arguments})
+        load_model(**{"model": path("ant"), **arguments})
 
 
 def test_bad_file_names_its_path(tmp_path):
     bad = tmp_path / "bad.xml"
     bad.write_text("not a model")
-    with pytest.raises(ValueError, match=r"source: MuJoCo cannot compile '.*bad.xml'"):
+    with pytest.raises(ValueError, match=r"model: MuJoCo cannot compile '.*bad.xml'"):
         load_model(bad)
 
 

@@ -1,0 +1,57 @@
+"""The command `brax-concurrent`: roll robots out, list them, check them against MuJoCo."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+from brax_concurrent import __version__
+from brax_concurrent.cli import check, envs, rollout
+from brax_concurrent.cli.common import FAILED, INTERRUPTED, CommandError
+
+EXAMPLES = """\
+examples:
+  brax-concurrent envs
+  brax-concurrent rollout ant --num-envs 256 --steps 1000
+  brax-concurrent rollout humanoid --num-envs 64 --steps 200 --out humanoid.npz
+  brax-concurrent check walker2d --dtype float64
+  brax-concurrent check my_robot.xml
+
+exit codes: 0 done; 1 a tolerance was missed or a file could not be written; 2 wrong arguments; 130 interrupted (Ctrl-C)
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; returns its exit code.
+
+    Args:
+        arguments: of the command line, without the program's name; None: sys.argv.
+    """
+    try:
+        options = _parser().parse_args(arguments)
+        return int(options.run(options))
+    except CommandError as error:
+        print(f"brax-concurrent: error: {error}", file=sys.stderr)
+        return error.code
+    except KeyboardInterrupt:
+        print("brax-concurrent: interrupted; nothing was kept", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:  # whoever read the output, such as `head`, has had enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        "brax-concurrent",
+        description="Robots for reinforcement learning: MuJoCo's physics in batches, as JAX functions.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"brax-concurrent {__version__}")
+    subparsers = parser.add_subparsers(metavar="COMMAND", required=True)
+    for command in (rollout, envs, check):
+        command.add_parser(subparsers)
+    return parser

@@ -1,0 +1,59 @@
+"""What the commands share: exit codes, errors for the user, options, tables."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Sequence
+
+OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
+
+
+class CommandError(Exception):
+    """What went wrong, for the user, and the exit code that says so."""
+
+    def __init__(self, message: str, code: int):
+        super().__init__(message)
+        self.code = code
+
+
+@contextlib.contextmanager
+def wrong_arguments() -> Iterator[None]:
+    """What the library says of bad arguments, as an error of usage.
+
+    What its functions call `name` or `model` is the command's argument `robot`.
+    """
+    try:
+        yield
+    except (ValueError, TypeError, OverflowError, FileNotFoundError) as error:
+        argument, colon, text = str(error).partition(": ")
+        typed = f"robot: {text}" if colon and argument in ("name", "model") else str(error)
+        raise CommandError(typed, USAGE) from error
+
+
+def add_place(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--backend", choices=("auto", "cpu", "cuda"), default="auto", help="default auto")
+    parser.add_argument("--threads", type=at_least(0), default=0, metavar="N", help="CPU threads at most; 0: all cores")
+
+
+def at_least(low: int) -> Callable[[str], int]:
+    def whole_number(text: str) -> int:
+        if not text.isdecimal() or int(text) < low:
+            raise argparse.ArgumentTypeError(f"expected a whole number of at least {low}, got {text!r}")
+        return int(text)
+
+    return whole_number
+
+
+def print_table(rows: Sequence[Sequence[str]], left: Sequence[int] = (0,)) -> None:
+    """Columns as wide as they need; numbers to the right."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    for row in rows:
+        cells = (x.ljust(n) if i in left else x.rjust(n) for i, (x, n) in enumerate(zip(row, widths, strict=True)))
+        print("  ".join(cells).rstrip())
+
+
+def is_path(robot: str) -> bool:
+    """Whether a `robot` argument means a file rather than a name."""
+    return robot.endswith(".xml") or os.sep in robot
