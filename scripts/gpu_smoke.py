@@ -23,7 +23,7 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import _records
@@ -34,9 +34,11 @@ from jax import lax
 
 import brax_concurrent as bc
 from brax_concurrent.backends import cuda_driver, cuda_program, nvvm
-from brax_concurrent.backends.cuda_program import CudaProgram, build_program, launch_program
+from brax_concurrent.backends.cuda_program import CudaOp, CudaPart, CudaProgram
 from brax_concurrent.envs import program as env_program
+from brax_concurrent.envs import program_cuda
 from brax_concurrent.envs.stream import StreamBuilder
+from brax_concurrent.scheduler.cuda import compile_cuda, launch_program
 
 PARTS = ("agreement", "speed", "kernels", "captured")
 COMPARED = ("qpos", "qvel", "obs", "reward", "terminated", "truncated")
@@ -249,19 +251,19 @@ class Stream:
         cuda_driver.call("cuMemcpyDtoDAsync_v2", *pointers, ctypes.c_size_t(source.nbytes), self._stream)
 
 
-def step_program(env: Any, granularity: str, block: int) -> CudaProgram:
-    """The program of a control step, cut as asked for."""
-    builder = StreamBuilder(env.task, env.model)
+def step_part(env: Any, granularity: str, block: int) -> CudaPart:
+    """The kernels of a control step, cut as asked for."""
+    stream, precision = StreamBuilder(env.task, env.model).control_step(granularity), {4: "f32", 8: "f64"}
+    buffers = env_program.buffers_of(stream, env.dtype.name)
     capability = cuda_driver.compute_capability()
-    packed = env_program.pack_cuda(builder.control_step(granularity), env.dtype.name, capability)
-    return env_program.load_cuda(packed, block=block, multiprocessors=cuda_driver.multiprocessors())
+    packed = program_cuda.pack(stream, precision[env.dtype.itemsize], buffers, capability)
+    return program_cuda.load_part(packed, block=block)
 
 
-def only(program: CudaProgram, ops: Sequence[cuda_program.CudaOp]) -> CudaProgram:
-    """A program of some of another's ops."""
-    arena = program.arena_shape(1)[1]
-    block, spread = (int(program.desc[word]) for word in (cuda_program.DESC_BLOCK, cuda_program.DESC_SPREAD))
-    return build_program(ops, arena, program.buffers, 1, block=block, spread=spread)
+def in_order(part: CudaPart, ops: Sequence[CudaOp] | None = None) -> CudaProgram:
+    """A program of a part, or of some of its ops, one after another."""
+    part = part if ops is None else replace(part, ops=tuple(ops), upstream=None)
+    return compile_cuda([part], multiprocessors=cuda_driver.multiprocessors())
 
 
 def kernel_times(
@@ -273,7 +275,8 @@ def kernel_times(
     same each time or, as integrators do, goes on: so the state is put back before the next kernel's turn.
     """
     env = bc.make(robot, num_envs, backend="cuda")
-    program = step_program(env, granularity, block)
+    part = step_part(env, granularity, block)
+    program = in_order(part)
     state = env.reset(jax.random.key(0))
     for action in random_actions(env, 20):
         state = env.step(state, jnp.asarray(action))
@@ -283,7 +286,7 @@ def kernel_times(
         for spec in program.buffers
     ]
     used = [jnp.array(array, copy=True) for array in kept]
-    arena = jnp.zeros(program.arena_shape(num_envs), jnp.uint8)
+    arena = jnp.zeros(program.scratch_bytes(num_envs), jnp.uint8)
     jax.block_until_ready((kept, used, arena))
     pointers = [array.unsafe_buffer_pointer() for array in used]
 
@@ -301,7 +304,7 @@ def kernel_times(
         for op in {op.kernel.name: op for op in program.ops}.values():
             put_back()
             launch(program)
-            many = only(program, [op] * launches)
+            many = in_order(part, [op] * launches)
             samples = [stream.microseconds(functools.partial(launch, many), launches) for _ in range(repeats + 1)]
             times[op.kernel.name] = statistics.median(samples[1:]) / launches
         put_back()

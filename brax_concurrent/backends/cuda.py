@@ -1,8 +1,10 @@
 """The CUDA backend: lane programs to GPU machine code, one thread per environment, kept on disk.
 
-A compiled kernel takes (arena: uint64, num_envs: int64, one uint64 device pointer per user array that it touches) and
-is launched with any block size that is a multiple of 32, at least one thread per environment; threads without an
-environment return at once. The arena has program.layout.arena_bytes for each tile of 32 environments.
+A compiled kernel takes (arena: uint64, num_envs: int64, lanes: int64, stamp: uint64, one uint64 device pointer per user
+array that it touches) and is launched with any block size that is a multiple of 32. The first `lanes` threads of each
+warp have an environment each, the others and those beyond `num_envs` end at once. The arena has
+program.layout.arena_bytes for each tile of 32 environments. `stamp` is 0, or where the kernel's times go
+(cuda_trace.py).
 """
 
 from __future__ import annotations
@@ -74,16 +76,25 @@ def touched_arrays(program: Any) -> tuple[str, ...]:
 def kernel_ir(program: Any, symbol: str = _SYMBOL) -> str:
     """One kernel in NVVM's dialect of LLVM IR."""
     names = touched_arrays(program)
-    module, function = nvvm.new_kernel(symbol, 2 + len(names))
+    module, function = nvvm.new_kernel(symbol, 4 + len(names))
     builder = ir.IRBuilder(function.append_basic_block("entry"))
-    arena, num_envs, *addresses = function.args
+    arena, num_envs, lanes, stamp, *addresses = function.args
 
     def register(name: str) -> Any:
         return builder.sext(nvvm.special_register(builder, name), I64)
 
-    env = builder.add(builder.mul(register("ctaid.x"), register("ntid.x")), register("tid.x"))
-    with builder.if_then(builder.icmp_signed("<", env, num_envs)):
-        emit_lane(builder, program, arena, env, num_envs, dict(zip(names, addresses, strict=True)))
+    thread = builder.add(builder.mul(register("ctaid.x"), register("ntid.x")), register("tid.x"))
+    lane = builder.and_(thread, I64(TILE - 1))
+    env = builder.add(builder.mul(builder.lshr(thread, I64(TILE.bit_length() - 1)), lanes), lane)
+    idle = builder.or_(builder.icmp_signed(">=", lane, lanes), builder.icmp_signed(">=", env, num_envs))
+    with builder.if_then(idle):
+        nvvm.leave_kernel(builder)
+    timed = builder.and_(builder.icmp_signed("==", lane, I64(0)), builder.icmp_signed("!=", stamp, I64(0)))
+    with builder.if_then(timed, likely=False):
+        nvvm.stamp_time(builder, "min", stamp)
+    emit_lane(builder, program, arena, env, num_envs, dict(zip(names, addresses, strict=True)))
+    with builder.if_then(timed, likely=False):
+        nvvm.stamp_time(builder, "max", builder.add(stamp, I64(8)))
     builder.ret_void()
     return str(module)
 

@@ -145,6 +145,13 @@ def load_kernel(name: str, symbol: str, cubin: bytes) -> Kernel:
         return Kernel(name, symbol, _loaded[symbol])
 
 
+def in_use(device: int) -> bool:
+    """Whether this process computes on a GPU: whether its primary context exists."""
+    flags, active = c_uint(0), c_int(0)
+    call("cuDevicePrimaryCtxGetState", device, byref(flags), byref(active))
+    return bool(active.value)
+
+
 def make_resident(kernels: Iterable[Kernel]) -> None:
     """Load kernels onto all GPUs that are in use.
 
@@ -153,9 +160,7 @@ def make_resident(kernels: Iterable[Kernel]) -> None:
     """
     kernels = list(kernels)
     for device in range(device_count()):
-        flags, active = c_uint(0), c_int(0)
-        call("cuDevicePrimaryCtxGetState", device, byref(flags), byref(active))
-        if active.value:
+        if in_use(device):
             with primary_context(device):
                 for kernel in kernels:
                     function = c_void_p()

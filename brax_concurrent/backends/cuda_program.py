@@ -1,69 +1,124 @@
-"""Programs on the GPU: the kernels of a control step, launched one after another on one stream, without Python.
+"""Programs on the GPU: what compiled code reads to launch the kernels of a control step.
 
-A *kernel* is one of backends/cuda.py. A *program* is the list of kernels of one control step. Each is launched for all
-environments at once, in program order and on the same stream, so each finishes before the next begins. The arenas of
-all tiles lie in one block of memory that the caller provides; nothing is allocated and nothing waits for the GPU.
+A *kernel* is one of backends/cuda.py. A *part* is the list of kernels of one robot's control step with its buffers; a
+program has one part or, for different robots in one batch, several. A part's tiles are dealt into *units*, runs of
+neighbouring tiles: a task is one launch of one kernel on one unit. Who launches which task when is the scheduler's
+business (scheduler/cuda_streams.py, scheduler/cuda_graph.py). The arenas of all tiles lie in one block of memory that
+the caller provides; nothing is allocated on the GPU.
 """
 
 from __future__ import annotations
 
-import ctypes
-import functools
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
-from llvmlite import ir
-from numba import njit, types
-from numba.extending import intrinsic
 
-from brax_concurrent.backends import cuda_driver, intrinsics
+from brax_concurrent.backends import cuda_driver
 from brax_concurrent.backends.cpu_program import BufferSpec
-from brax_concurrent.backends.intrinsics import load_i64, store_i64
-from brax_concurrent.backends.native import TILE, WORD, compile_callback, source_hash
+from brax_concurrent.backends.cuda_calls import Functions
+from brax_concurrent.backends.native import TILE, WORD
 
-# A program's descriptor: int64 words. From DESC_FIRST_OP on, OP_WORDS for each op; then the ops' lists of parameters,
-# each parameter the word of the call record (below) that holds its value.
-DESC_OPS = 0  # number of ops
-DESC_ARENA_BYTES = 1  # of one tile
-DESC_BLOCK = 2  # threads of a block
-DESC_SPREAD = 3  # with at most so many environments a block is one warp
-DESC_LAUNCH, DESC_COPY, DESC_EXPLAIN = 4, 5, 6  # addresses of the driver's functions
-DESC_POINTERS, DESC_CALL_BYTES = 7, 8  # of a call record: where its pointers begin, its size, in bytes
-DESC_FIRST_OP = 16
-OP_KERNEL, OP_NAME, OP_COUNT, OP_PARAMETERS, OP_WORDS = 0, 1, 2, 3, 4  # the list's length, and its offset in bytes
+MODES = ("serial", "sw", "graph")
+SERIAL, WINDOW, GRAPH = range(3)  # their places
 
-# A call record: int64 words. After the buffers' addresses, room for the pointers that a launch takes.
-CALL_ARENA, CALL_NUM_ENVS, CALL_FIRST_BUFFER = 0, 1, 2
+# A program's descriptor: int64 words. Lists lie behind the parts; who refers to one gives its offset in bytes.
+DESC_MODE = 0  # SERIAL, WINDOW or GRAPH
+DESC_PARTS = 1  # number of parts
+DESC_TOTAL_ENVS = 2  # environments of all parts, 0: one part for any number
+DESC_FUNCTIONS = 3  # address of the driver's functions, see cuda_calls.Functions
+DESC_WINDOW, DESC_STREAMS = 4, 5  # slots of the window, CUDA streams
+DESC_POOLS = 6  # address of the pools of streams and events by GPU (cuda_pool.py), 0: needs none
+DESC_GRAPHS = 7  # address of the table of graphs (scheduler/cuda_graph.py), 0: needs none
+DESC_TRACE = 8  # address of a block of trace rows (cuda_trace.py), 0: nothing is recorded
+DESC_MULTIPROCESSORS = 9
+DESC_TIMEOUT = 10  # nanoseconds that the host waits for the GPU to free a slot
+DESC_BUFFERS, DESC_PARAMETERS = 11, 12  # of all parts; most of one launch
+DESC_FIRST_PART = 16
+PART_ENVS = 0  # 0: those of the call
+PART_OPS, PART_FIRST_OP = 1, 2  # number of ops; offset of the first
+PART_ARENA_BYTES = 3  # of one tile
+PART_BLOCK, PART_LANES = 4, 5  # most threads of a block, environments of a warp
+PART_UNIT_TILES = 6  # tiles of a unit, 0: all
+PART_BUFFERS, PART_FIRST_BUFFER, PART_ROWS = 7, 8, 9  # their number, the first's index; offset of their bytes a row
+PART_KINDS, PART_TABLE = 10, 11  # number of distinct kernels; address of (kinds, kinds) bytes: which of them conflict
+PART_SHARE = 12  # multiprocessors for its blocks, 0: the GPU's
+PART_WORDS = 13
+OP_KERNEL, OP_NAME = 0, 1  # handle; address of its name, a C string
+OP_COUNT, OP_PARAMETERS = 2, 3  # length and offset of the list of its parameters, places in a unit's record
+OP_KIND = 4
+OP_UPSTREAM = 5  # offset of a list: a number, and so many earlier ops that it waits for
+OP_WORDS = 6
+
+# A unit's record: the values of parameters, int64 words. From RECORD_FIRST_BUFFER on the buffers' addresses.
+RECORD_ARENA, RECORD_NUM_ENVS, RECORD_LANES, RECORD_STAMP, RECORD_FIRST_BUFFER = 0, 1, 2, 3, 4
 
 WARP, DEFAULT_BLOCK, MAX_BLOCK = 32, 128, 1024
-
-
-@dataclass(frozen=True)
-class Functions:
-    """Addresses of the driver's functions that programs call.
-
-    Attributes:
-        launch: `cuLaunchKernel`. copy: `cuMemcpyDtoDAsync_v2`. explain: `cuGetErrorString`.
-    """
-
-    launch: int
-    copy: int
-    explain: int
-
-    @classmethod
-    def of_driver(cls) -> Functions:
-        """Those of the CUDA driver."""
-        return cls(*map(cuda_driver.address, ("cuLaunchKernel", "cuMemcpyDtoDAsync_v2", "cuGetErrorString")))
+MAX_WINDOW, MAX_STREAMS = 64, 16
 
 
 @dataclass(frozen=True)
 class CudaOp:
-    """One launch: a kernel, and the names of the buffers that it takes after arena and num_envs."""
+    """One kernel's place in a part: the kernel, and the names of the buffers that it takes.
+
+    Attributes:
+        kernel: what is launched. arguments: names of buffers, after the fixed parameters.
+    """
 
     kernel: cuda_driver.Kernel
     arguments: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class CudaPart:
+    """The kernels of one robot's control step.
+
+    Attributes:
+        ops: in program order.
+        arena_bytes: scratch memory of one tile.
+        buffers: the user's arrays.
+        upstream: for each op the earlier ops of its unit that it waits for, without the implied; None: the one before.
+        conflicts: by kernel symbol, pairs that must run in program order within a unit; None: all.
+        name: prefix of the buffers' names in a program of several parts.
+        num_envs: environments; None: any number.
+        block: most threads of a block, a multiple of 32. lanes: environments of a warp, 1 to 32.
+        unit_tiles: tiles of a unit; 0: all, one launch for each op.
+        share: multiprocessors that its blocks should fit on, while other parts use the others; 0: the GPU's.
+    """
+
+    ops: tuple[CudaOp, ...]
+    arena_bytes: int
+    buffers: tuple[BufferSpec, ...]
+    upstream: tuple[tuple[int, ...], ...] | None = None
+    conflicts: frozenset[tuple[str, str]] | None = None
+    name: str = ""
+    num_envs: int | None = None
+    block: int = DEFAULT_BLOCK
+    lanes: int = WARP
+    unit_tiles: int = 0
+    share: int = 0
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The distinct kernels by symbol, in order of their first use."""
+        return tuple(dict.fromkeys(op.kernel.symbol for op in self.ops))
+
+    def outer_buffers(self) -> tuple[BufferSpec, ...]:
+        """The buffers as a program of several parts has them: of fixed shape, called NAME.BUFFER."""
+        if self.num_envs is None:
+            return self.buffers
+        return tuple(
+            replace(spec, name=f"{self.name}.{spec.name}", shape=spec.array_shape(self.num_envs), per_env=False)
+            for spec in self.buffers
+        )
+
+    def content(self) -> tuple[object, ...]:
+        """All that a part is, without addresses."""
+        ops = tuple((op.kernel.symbol, op.arguments) for op in self.ops)
+        conflicts = None if self.conflicts is None else tuple(sorted(self.conflicts))
+        buffers = tuple((b.name, b.shape, b.dtype, b.access, b.per_env) for b in self.buffers)
+        shape = (self.arena_bytes, self.block, self.lanes, self.unit_tiles, self.share, self.num_envs, self.name)
+        return ops, buffers, self.upstream, conflicts, shape
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,20 +129,35 @@ class CudaProgram:
         desc: (words,) int64, the descriptor, see DESC_*; its address is what native code holds.
         fingerprint: uint64 content hash: equal means that the program does the same, in any process.
         buffers: the user's arrays.
-        ops: the launches in program order.
+        parts: what it launches.
         owners: what must stay alive as long as the program is used.
     """
 
     desc: np.ndarray
     fingerprint: int
     buffers: tuple[BufferSpec, ...]
-    ops: tuple[CudaOp, ...]
+    parts: tuple[CudaPart, ...]
     owners: tuple[object, ...] = ()
 
     @property
     def address(self) -> int:
         """Address of the descriptor."""
         return int(self.desc.ctypes.data)
+
+    @property
+    def num_envs(self) -> int | None:
+        """The number of environments that a program of several parts is for; None: any number."""
+        return int(self.desc[DESC_TOTAL_ENVS]) or None
+
+    @property
+    def ops(self) -> tuple[CudaOp, ...]:
+        """The kernels of all parts."""
+        return tuple(op for part in self.parts for op in part.ops)
+
+    @property
+    def captured(self) -> bool:
+        """Whether XLA may capture its launches into a command buffer."""
+        return int(self.desc[DESC_MODE]) == SERIAL
 
     @property
     def inputs(self) -> tuple[BufferSpec, ...]:
@@ -99,193 +169,173 @@ class CudaProgram:
         """Buffers that a caller gets back."""
         return tuple(spec for spec in self.buffers if spec.access != "read")
 
-    def arena_shape(self, num_envs: int) -> tuple[int, int]:
-        """Shape of the scratch memory, in bytes: (tiles, bytes of a tile)."""
-        return -(-num_envs // TILE), int(self.desc[DESC_ARENA_BYTES])
+    def scratch_bytes(self, num_envs: int) -> int:
+        """Bytes of all arenas."""
+        return sum(-(-(part.num_envs or num_envs) // TILE) * part.arena_bytes for part in self.parts)
+
+    def content(self) -> tuple[object, ...]:
+        """What must be equal in programs of one fingerprint: all but addresses."""
+        knobs = [DESC_WINDOW, DESC_STREAMS] if int(self.desc[DESC_MODE]) == WINDOW else []
+        settings = self.desc[[DESC_MODE, DESC_TOTAL_ENVS, DESC_MULTIPROCESSORS, *knobs]].tolist()
+        return tuple(part.content() for part in self.parts), tuple(settings)
 
 
 def build_program(
-    ops: Sequence[CudaOp],
-    arena_bytes: int,
-    buffers: Sequence[BufferSpec],
+    parts: Sequence[CudaPart],
     fingerprint: int,
     *,
-    block: int = DEFAULT_BLOCK,
-    spread: int = 0,
+    mode: str = "serial",
+    window: int = 32,
+    streams: int = 4,
+    multiprocessors: int = 0,
+    timeout_ns: int = 0,
+    pools: int = 0,
+    graphs: int = 0,
     functions: Functions | None = None,
+    owners: Sequence[object] = (),
 ) -> CudaProgram:
-    """A program from its kernels.
+    """A program from its parts.
 
     Args:
-        ops: the launches in program order.
-        arena_bytes: scratch memory of one tile.
-        buffers: the user's arrays.
-        fingerprint: a uint64 that says what the program does (`cpu_program.content_hash`), without addresses.
-        block: threads of a block, a multiple of 32.
-        spread: with at most so many environments a block has 32 threads, which spreads small batches over the GPU.
+        parts: one for any number of environments, or several with `num_envs`.
+        fingerprint: a uint64 that says what the program does (`content_hash`), without addresses.
+        mode: one of MODES.
+        window, streams: slots of the window and CUDA streams of mode "sw".
+        multiprocessors: of the GPU: with no more warps than that a block is one warp. 0: blocks have their full size.
+        timeout_ns: how long the host waits for the GPU to free a slot.
+        pools, graphs: addresses for DESC_POOLS and DESC_GRAPHS.
         functions: what to launch and copy with; None: the CUDA driver.
+        owners: what must stay alive as long as the program is used.
 
     Raises:
         ValueError: a number is out of range, a buffer is not known, or one is written that all environments share.
     """
     if not 0 < fingerprint < 1 << 64:
         raise ValueError(f"fingerprint must be a nonzero uint64, got {fingerprint}")
-    if block % WARP != 0 or not WARP <= block <= MAX_BLOCK:
-        raise ValueError(f"block must be a multiple of {WARP} of at most {MAX_BLOCK}, got {block}")
-    if arena_bytes < 0 or spread < 0:
-        raise ValueError(f"arena_bytes and spread must not be negative, got {arena_bytes} and {spread}")
-    for spec in buffers:
+    if mode not in MODES:
+        raise ValueError(f"mode: expected one of {MODES}, got {mode!r}")
+    if not 1 <= window <= MAX_WINDOW:
+        raise ValueError(f"window must be from 1 to {MAX_WINDOW}, got {window}")
+    if not 1 <= streams <= MAX_STREAMS:
+        raise ValueError(f"streams must be from 1 to {MAX_STREAMS}, got {streams}")
+    if not parts:
+        raise ValueError("parts: expected at least one, got none")
+    for part in parts:
+        _check_part(part, alone=len(parts) == 1)
+    buffers = tuple(spec for part in parts for spec in part.outer_buffers())
+    names = [spec.name for spec in buffers]
+    if len(set(names)) != len(names):
+        raise ValueError(f"buffer names must differ, got {names}")
+    table = (functions or Functions.of_driver()).words()
+    words = {
+        DESC_MODE: MODES.index(mode),
+        DESC_PARTS: len(parts),
+        DESC_TOTAL_ENVS: sum(part.num_envs or 0 for part in parts),
+        DESC_FUNCTIONS: int(table.ctypes.data),
+        DESC_WINDOW: window,
+        DESC_STREAMS: streams,
+        DESC_POOLS: pools,
+        DESC_GRAPHS: graphs,
+        DESC_MULTIPROCESSORS: multiprocessors,
+        DESC_TIMEOUT: timeout_ns,
+        DESC_BUFFERS: len(buffers),
+        DESC_PARAMETERS: max((RECORD_FIRST_BUFFER + len(op.arguments) for p in parts for op in p.ops), default=0),
+    }
+    desc, kept = _Writer(parts).write(words)
+    return CudaProgram(desc, fingerprint, buffers, tuple(parts), (table, *kept, *owners))
+
+
+def _check_part(part: CudaPart, alone: bool) -> None:
+    if part.block % WARP != 0 or not WARP <= part.block <= MAX_BLOCK:
+        raise ValueError(f"block must be a multiple of {WARP} of at most {MAX_BLOCK}, got {part.block}")
+    if not 1 <= part.lanes <= WARP:
+        raise ValueError(f"lanes must be from 1 to {WARP}, got {part.lanes}")
+    for name in ("arena_bytes", "unit_tiles", "share"):
+        if getattr(part, name) < 0:
+            raise ValueError(f"{name} must not be negative, got {getattr(part, name)}")
+    if part.num_envs is None and not alone:
+        raise ValueError(f"part {part.name!r}: one of several parts needs num_envs")
+    if part.num_envs is not None and part.num_envs < 1:
+        raise ValueError(f"part {part.name!r}: num_envs must be at least 1, got {part.num_envs}")
+    for spec in part.buffers:
         if spec.access != "read" and not spec.per_env:
             raise ValueError(
                 f"buffer {spec.name}: all environments would write it at once; only per_env buffers may be written"
             )
-    names = [spec.name for spec in buffers]
-    if len(set(names)) != len(names):
-        raise ValueError(f"buffer names must differ, got {names}")
-    for op in ops:
+    names = [spec.name for spec in part.buffers]
+    for op in part.ops:
         unknown = [name for name in op.arguments if name not in names]
         if unknown:
             raise ValueError(f"kernel {op.kernel.name} takes {unknown}, which are no buffers; there are {names}")
-    strings = {op.kernel.name: np.frombuffer(op.kernel.name.encode() + b"\0", np.uint8) for op in ops}
-    head = [0] * DESC_FIRST_OP
-    head[DESC_OPS], head[DESC_ARENA_BYTES], head[DESC_BLOCK], head[DESC_SPREAD] = len(ops), arena_bytes, block, spread
-    functions = functions or Functions.of_driver()
-    head[DESC_LAUNCH], head[DESC_COPY], head[DESC_EXPLAIN] = functions.launch, functions.copy, functions.explain
-    head[DESC_POINTERS] = WORD * (CALL_FIRST_BUFFER + len(names))
-    head[DESC_CALL_BYTES] = head[DESC_POINTERS] + WORD * max([2 + len(op.arguments) for op in ops], default=0)
-    desc = np.array([np.uint64(word) for word in head + _describe_ops(ops, names, strings)], np.uint64).view(np.int64)
-    return CudaProgram(desc, fingerprint, tuple(buffers), tuple(ops), tuple(strings.values()))
 
 
-def _describe_ops(ops: Sequence[CudaOp], buffers: Sequence[str], strings: Mapping[str, np.ndarray]) -> list[int]:
-    """The descriptor's words from DESC_FIRST_OP on. Ops with the same parameters share a list."""
-    words: list[int] = []
-    lists: list[int] = []
-    places: dict[tuple[str, ...], int] = {}
-    first_list = DESC_FIRST_OP + OP_WORDS * len(ops)
-    for op in ops:
-        if op.arguments not in places:
-            places[op.arguments] = WORD * (first_list + len(lists))
-            lists += [CALL_ARENA, CALL_NUM_ENVS, *(CALL_FIRST_BUFFER + buffers.index(name) for name in op.arguments)]
-        name = int(strings[op.kernel.name].ctypes.data)
-        words += [op.kernel.handle, name, 2 + len(op.arguments), places[op.arguments]]
-    return words + lists
+class _Writer:
+    """Writes the words of a descriptor: the header, the parts, and behind them lists."""
 
+    def __init__(self, parts: Sequence[CudaPart]):
+        self._parts = parts
+        self._lists: list[int] = []
+        self._first_list = DESC_FIRST_PART + PART_WORDS * len(parts)
+        self._kept: list[np.ndarray] = []
 
-# --- compiled code ----------------------------------------------------------------------------------------------------
+    def write(self, header: Mapping[int, int]) -> tuple[np.ndarray, list[np.ndarray]]:
+        """The descriptor, and what it has the addresses of."""
+        words = [header.get(word, 0) for word in range(DESC_FIRST_PART)]
+        first_buffer = 0
+        for part in self._parts:
+            words += self._part(part, first_buffer)
+            first_buffer += len(part.buffers)
+        everything = [np.uint64(word & 0xFFFFFFFFFFFFFFFF) for word in words + self._lists]
+        return np.array(everything, np.uint64).view(np.int64), self._kept
 
+    def _put(self, items: Sequence[int]) -> int:
+        """Write a list; its offset in bytes."""
+        offset = WORD * (self._first_list + len(self._lists))
+        self._lists += items
+        return offset
 
-_I32, _I64, _POINTER = ir.IntType(32), ir.IntType(64), ir.IntType(8).as_pointer()
+    def _keep(self, array: np.ndarray) -> int:
+        self._kept.append(array)
+        return int(array.ctypes.data)
 
-
-def _call_driver(builder: Any, address: Any, arguments: Sequence[Any]) -> Any:
-    """The error code of a function of the driver, an int64."""
-    kind = ir.FunctionType(_I32, [argument.type for argument in arguments])
-    return builder.sext(builder.call(builder.inttoptr(address, kind.as_pointer()), arguments), _I64)
-
-
-@intrinsic
-def _launch_kernel(typingctx, function, kernel, grid, block, stream, parameters):
-    """cuLaunchKernel, at the address `function`, of a one-dimensional grid without dynamic shared memory."""
-
-    def codegen(context, builder, signature, args):
-        grid, block = (builder.trunc(number, _I32) for number in args[2:4])
-        kernel, stream, parameters = (builder.inttoptr(args[i], _POINTER) for i in (1, 4, 5))
-        one, none, extra = _I32(1), _I32(0), ir.Constant(_POINTER, None)
-        arguments = [kernel, grid, one, one, block, one, one, none, stream, parameters, extra]
-        return _call_driver(builder, args[0], arguments)
-
-    return types.int64(*[types.int64] * 6), codegen
-
-
-@intrinsic
-def copy_async(typingctx, function, target, source, size, stream):
-    """cuMemcpyDtoDAsync_v2, at the address `function`: copy bytes on the GPU when the stream comes to it."""
-
-    def codegen(context, builder, signature, args):
-        return _call_driver(builder, args[0], [*args[1:4], builder.inttoptr(args[4], _POINTER)])
-
-    return types.int64(*[types.int64] * 5), codegen
-
-
-@intrinsic
-def explain_error(typingctx, function, error, text):
-    """cuGetErrorString, at the address `function`: writes the address of a C string to the address `text`."""
-
-    def codegen(context, builder, signature, args):
-        arguments = [builder.trunc(args[1], _I32), builder.inttoptr(args[2], _POINTER)]
-        return _call_driver(builder, args[0], arguments)
-
-    return types.int64(*[types.int64] * 3), codegen
-
-
-@njit(nogil=True)
-def launch_ops(desc: int, call: int, stream: int) -> int:
-    """Launch all kernels of the program `desc` with the call record `call`, both addresses.
-
-    Returns 0, or where a launch failed (op + 1) << 32 | error: nothing is launched after it.
-    """
-    num_envs = load_i64(call + WORD * CALL_NUM_ENVS)
-    block = load_i64(desc + WORD * DESC_BLOCK)
-    if num_envs <= load_i64(desc + WORD * DESC_SPREAD):
-        block = WARP
-    grid = (num_envs + block - 1) // block
-    launch = load_i64(desc + WORD * DESC_LAUNCH)
-    pointers = call + load_i64(desc + WORD * DESC_POINTERS)
-    op = desc + WORD * DESC_FIRST_OP
-    for index in range(load_i64(desc + WORD * DESC_OPS)):
-        parameters = desc + load_i64(op + WORD * OP_PARAMETERS)
-        for i in range(load_i64(op + WORD * OP_COUNT)):
-            store_i64(pointers + WORD * i, call + WORD * load_i64(parameters + WORD * i))
-        error = _launch_kernel(launch, load_i64(op + WORD * OP_KERNEL), grid, block, stream, pointers)
-        if error != 0:
-            return ((index + 1) << 32) | error
-        op += WORD * OP_WORDS
-    return 0
-
-
-def _make_launch(magic: int) -> Callable[[int, int, int], int]:
-    # As in native.py: `magic` is in Numba's cache key and ties the code to the content of the files it is of.
-    def launch(desc: int, call: int, stream: int) -> int:
-        return launch_ops(desc, call, stream) if magic != 0 else -1
-
-    return launch
-
-
-@functools.cache
-def _launch() -> Any:
-    magic = source_hash(__file__, intrinsics.__file__)
-    return compile_callback(_make_launch(magic), types.int64(types.int64, types.int64, types.int64))
-
-
-def launch_program(program: CudaProgram, addresses: Sequence[int], arena: int, num_envs: int, stream: int) -> None:
-    """Launch a program without JAX. The arrays' context must be current; nothing is waited for.
-
-    Args:
-        program: what to run.
-        addresses: device addresses of arrays for `program.buffers`, in that order.
-        arena: device address of scratch memory of `program.arena_shape(num_envs)` bytes.
-        num_envs: environments, at least 1.
-        stream: a CUstream; 0 is the default stream.
-
-    Raises:
-        ValueError: the number of arrays or environments is wrong.
-        CudaError: a launch failed; names the op.
-    """
-    if len(addresses) != len(program.buffers) or num_envs < 1:
-        raise ValueError(
-            f"expected {len(program.buffers)} addresses and at least 1 environment, got {len(addresses)} and {num_envs}"
-        )
-    record = np.zeros(program.desc[DESC_CALL_BYTES] // WORD, np.uint64)
-    record[: CALL_FIRST_BUFFER + len(addresses)] = [arena, num_envs, *addresses]
-    run = ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * 3)(_launch().address)
-    result = run(program.address, record.ctypes.data, stream)
-    if result != 0:
-        op, error = (result >> 32) - 1, result & 0xFFFFFFFF
-        explain = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_void_p)(int(program.desc[DESC_EXPLAIN]))
-        text = ctypes.c_char_p()
-        explain(error, ctypes.addressof(text))
-        said = (text.value or b"unknown").decode()
-        raise cuda_driver.CudaError(
-            f"launch of kernel {program.ops[op].kernel.name} (op {op} of {len(program.ops)}): {said} (error {error})"
-        )
+    def _part(self, part: CudaPart, first_buffer: int) -> list[int]:
+        names = [spec.name for spec in part.buffers]
+        kinds = part.kinds
+        places: dict[tuple[str, ...], int] = {}
+        strings: dict[str, int] = {}
+        ops: list[int] = []
+        for index, op in enumerate(part.ops):
+            if op.arguments not in places:
+                fixed = [RECORD_ARENA, RECORD_NUM_ENVS, RECORD_LANES, RECORD_STAMP]
+                places[op.arguments] = self._put(
+                    [*fixed, *(RECORD_FIRST_BUFFER + names.index(name) for name in op.arguments)]
+                )
+            name = op.kernel.name
+            if name not in strings:
+                strings[name] = self._keep(np.frombuffer(name.encode() + b"\0", np.uint8))
+            older = ((index - 1,) if index else ()) if part.upstream is None else part.upstream[index]
+            upstream = self._put([len(older), *older])
+            count, kind = RECORD_FIRST_BUFFER + len(op.arguments), kinds.index(op.kernel.symbol)
+            ops += [op.kernel.handle, strings[name], count, places[op.arguments], kind, upstream]
+        table = np.ones((len(kinds), len(kinds)), np.uint8)
+        if part.conflicts is not None:
+            for i, one in enumerate(kinds):
+                for j, other in enumerate(kinds):
+                    table[i, j] = (one, other) in part.conflicts or (other, one) in part.conflicts
+        rows = self._put([spec.item_bytes if spec.per_env else 0 for spec in part.buffers])
+        words = {
+            PART_ENVS: part.num_envs or 0,
+            PART_OPS: len(part.ops),
+            PART_FIRST_OP: self._put(ops),
+            PART_ARENA_BYTES: part.arena_bytes,
+            PART_BLOCK: part.block,
+            PART_LANES: part.lanes,
+            PART_UNIT_TILES: part.unit_tiles,
+            PART_BUFFERS: len(part.buffers),
+            PART_FIRST_BUFFER: first_buffer,
+            PART_ROWS: rows,
+            PART_KINDS: len(kinds),
+            PART_TABLE: self._keep(table),
+            PART_SHARE: part.share,
+        }
+        return [words[word] for word in range(PART_WORDS)]

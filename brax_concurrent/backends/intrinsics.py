@@ -7,6 +7,7 @@ raises, or needs the GIL, so all of it may run on any thread, Python's or not. S
 from __future__ import annotations
 
 import inspect
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -93,6 +94,14 @@ def _give_way(builder: ir.IRBuilder, args: Any) -> None:
     builder.call(_libc(builder, "sched_yield", I32, []), [])
 
 
+def _monotonic_ns(builder: ir.IRBuilder, args: Any) -> Any:
+    pair = cgutils.alloca_once(builder, ir.ArrayType(I64, 2))  # timespec: seconds, nanoseconds
+    function = _libc(builder, "clock_gettime", I32, [I32, BYTES])
+    builder.call(function, [ir.Constant(I32, time.CLOCK_MONOTONIC), builder.bitcast(pair, BYTES)])
+    seconds, rest = (builder.load(cgutils.gep_inbounds(builder, pair, 0, index)) for index in range(2))
+    return builder.add(builder.mul(seconds, ir.Constant(I64, 10**9)), rest)
+
+
 def _call_kernel(builder: ir.IRBuilder, args: Any) -> None:
     pointers = [_at(builder, args[1], I8), builder.inttoptr(args[2], BYTES.as_pointer())]
     _call_address(builder, args[0], ir.VoidType(), [*pointers, args[3], args[4]])
@@ -122,6 +131,7 @@ fill_bytes = _define("fill_bytes", "Set c bytes from a on to the byte b.", 3, _f
 allocate = _define("allocate", "A block of a bytes, aligned to CACHE_LINE, contents unknown; 0 if none.", 1, _allocate)
 release = _define("release", "Free a block from `allocate`.", 1, _release, False)
 give_way = _define("give_way", "Let another thread run on this core.", 0, _give_way, False)
+monotonic_ns = _define("monotonic_ns", "Nanoseconds of the clock of `time.monotonic_ns`.", 0, _monotonic_ns)
 
 call_kernel = _define("call_kernel", "Kernel a(arena b, buffers c, first_env d, num_envs e).", 5, _call_kernel, False)
 call_address = _define(
@@ -132,6 +142,16 @@ call_address_void = _define(
     "call_address_void", "void a(b): call the C function at a with one pointer.", 2,
     lambda b, v: _call_address(b, v[0], ir.VoidType(), [v[1]]), False,
 )  # fmt: skip
+
+
+@intrinsic
+def pointer(typingctx, address):
+    """The pointer to `address`, for `numba.carray`."""
+
+    def codegen(context, builder, signature, args):
+        return builder.inttoptr(args[0], BYTES)
+
+    return types.voidptr(types.int64), codegen
 
 
 @intrinsic(prefer_literal=True)

@@ -13,8 +13,20 @@ from typing import Any
 from llvmlite import ir
 
 from brax_concurrent.backends import nvvm
-from brax_concurrent.backends.program import Block, Break, Local, Loop, Place, Store, Value, When, collect_locals
+from brax_concurrent.backends.program import (
+    Barrier,
+    Block,
+    Break,
+    Local,
+    Loop,
+    Place,
+    Store,
+    Value,
+    When,
+    collect_locals,
+)
 from brax_concurrent.backends.rows import RowCopier
+from brax_concurrent.backends.user_arrays import UserArrays
 
 I1, I8, I32, I64 = ir.IntType(1), ir.IntType(8), ir.IntType(32), ir.IntType(64)
 TILE = 32
@@ -65,6 +77,7 @@ class Emitter:
         self.rows: RowCopier | None = None
         self.env = env
         self.env_lane, self.env_valid = self._environments(env, num_envs)
+        self.arrays = UserArrays(self)
 
     # -- types and constants -----------------------------------------------------------------------------------------
 
@@ -164,6 +177,8 @@ class Emitter:
                 self.loop(item)
             elif isinstance(item, Break):
                 self.leave(item.cond)
+            elif isinstance(item, Barrier) and self.gpu:
+                nvvm.barrier(self.b)
         if self.rows is not None:
             self.rows.leave(block)
 
@@ -383,7 +398,7 @@ class Emitter:
 
     def load(self, place: Place, dtype: str) -> Any:
         if place.kind == "user":
-            return self.load_user(place, dtype)
+            return self.arrays.load(place, dtype)
         if place.local is not None:
             return self.b.load(self.local_slot(place), align=self._align(dtype) if dtype != "b" else None)
         offset, varying = self._row(place)
@@ -402,7 +417,7 @@ class Emitter:
 
     def store(self, place: Place, value: Any) -> None:
         if place.kind == "user":
-            self.store_user(place, value)
+            self.arrays.store(place, value)
             return
         dtype = value.dtype if isinstance(value, Value) else {"f": "f", "i": "i", "b": "b"}[_number_type(value)]
         if place.local is not None:
@@ -431,68 +446,6 @@ class Emitter:
     def _masked_store(self, new: Any, pointer: Any, align: int) -> None:
         name = f"llvm.masked.store.{self.suffix(new.type)}.p0"
         self.intrinsic(name, ir.VoidType(), [new, pointer, I32(align), self.mask])
-
-    def _user_offset(self, place: Place) -> tuple[Any, Any, int]:
-        """(byte offsets of the lanes' elements, LLVM type of an element, its size)."""
-        columns, dtype = self.program.user[place.name]
-        kind = I8 if dtype == "b" else self.scalar_type(dtype)
-        size = 1 if dtype == "b" else 4 if dtype == "i" else self.item
-        scale, start = I64(columns * size), I64(place.component * size)
-        if self.lanes > 1:
-            scale, start = self.splat(scale), self.splat(start)
-        return self.b.add(self.b.mul(self.env_lane, scale), start), kind, size
-
-    def load_user(self, place: Place, dtype: str) -> Any:
-        if self.rows is not None and place.name in self.rows.plans:
-            return self.rows.load(place)
-        offset, kind, _ = self._user_offset(place)
-        base = self.user[place.name]
-        if self.lanes == 1:
-            pointer = ir.PointerType(kind, self.space) if self.space else ir.PointerType(kind)
-            raw = self.b.load(self.b.bitcast(self.b.gep(base, [offset]), pointer))
-        elif self.program.user[place.name][0] == 1:
-            raw = self._adjacent(base, kind, None)
-        else:
-            raw = self.gather(base, offset, kind, self.all_lanes())
-        if dtype != "b":
-            return raw
-        zero = ir.Constant(raw.type, [I8(0)] * self.lanes) if self.lanes > 1 else I8(0)
-        return self.b.icmp_unsigned("!=", raw, zero)
-
-    def store_user(self, place: Place, value: Any) -> None:
-        dtype = self.program.user[place.name][1]
-        new, base = self.get(value, dtype, True), self.user[place.name]
-        if self.rows is not None and place.name in self.rows.plans:
-            self.rows.store(place, new)
-            return
-        offset, kind, _ = self._user_offset(place)
-        if dtype == "b":
-            new = self.b.zext(new, I8 if self.lanes == 1 else ir.VectorType(I8, self.lanes))
-        if self.lanes == 1:
-            pointer = ir.PointerType(kind, self.space) if self.space else ir.PointerType(kind)
-            self.b.store(new, self.b.bitcast(self.b.gep(base, [offset]), pointer))
-        else:
-            mask = self.env_valid if self.mask is None else self.b.and_(self.mask, self.env_valid)
-            if self.program.user[place.name][0] == 1:
-                self._adjacent(base, kind, (new, mask))
-            else:
-                self.scatter(base, offset, new, mask)
-
-    def _adjacent(self, base: Any, kind: Any, new: tuple[Any, Any] | None) -> Any:
-        """Load the lanes of an array with one column, which lie side by side, or store `new`, (value, mask).
-
-        Lanes beyond the last environment are loaded as 0.
-        """
-        size = kind.width // 8 if isinstance(kind, ir.IntType) else self.item
-        vector = ir.VectorType(kind, self.lanes)
-        pointer = self.b.bitcast(self.b.gep(base, [self.b.mul(self.env, I64(size))]), ir.PointerType(vector))
-        if new is not None:
-            name = f"llvm.masked.store.{self.suffix(vector)}.p0"
-            return self.intrinsic(name, ir.VoidType(), [new[0], pointer, I32(size), new[1]])
-        zero = ir.Constant(vector, [ir.Constant(kind, 0)] * self.lanes)
-        return self.intrinsic(
-            f"llvm.masked.load.{self.suffix(vector)}.p0", vector, [pointer, I32(size), self.env_valid, zero]
-        )
 
 
 def _number_type(x: Any) -> str:

@@ -34,13 +34,14 @@ class Resources:
     Attributes:
         registers: 32-bit registers.
         stack: bytes of local memory, spilled registers included.
-        spill_stores, spill_loads: bytes that instructions write and read because registers ran out.
+        spill_stores, spill_loads: bytes that instructions write and read because registers ran out; None if the
+            assembler, which keeps code that it made before, does not say.
     """
 
     registers: int
     stack: int
-    spill_stores: int
-    spill_loads: int
+    spill_stores: int | None
+    spill_loads: int | None
 
 
 def arithmetic(emitter: Any, op: str, args: list[Any]) -> Any:
@@ -62,6 +63,29 @@ def special_register(builder: Any, name: str) -> Any:
     symbol = f"llvm.nvvm.read.ptx.sreg.{name}"
     known = builder.module.globals.get(symbol) or ir.Function(builder.module, ir.FunctionType(_I32, []), symbol)
     return builder.call(known, [])
+
+
+def _void(builder: Any, symbol: str) -> Any:
+    """Call an intrinsic that takes and returns nothing."""
+    known = builder.module.globals.get(symbol)
+    return builder.call(known or ir.Function(builder.module, ir.FunctionType(ir.VoidType(), []), symbol), [])
+
+
+def barrier(builder: Any) -> None:
+    """Wait for all threads of the block that have not left the kernel."""
+    _void(builder, "llvm.nvvm.barrier0")
+
+
+def leave_kernel(builder: Any) -> None:
+    """End this thread; barriers no longer wait for it (PTX ISA, `exit`). A branch to the end would not be the same."""
+    builder.asm(ir.FunctionType(ir.VoidType(), []), "exit;", "", [], True)
+
+
+def stamp_time(builder: Any, op: str, address: Any) -> None:
+    """Replace the uint64 at a global address by its "min" or "max" with the GPU's clock, in nanoseconds."""
+    kind = ir.FunctionType(ir.VoidType(), [address.type])
+    text = f"{{ .reg .u64 t; mov.u64 t, %globaltimer; red.global.{op}.u64 [$0], t; }}"
+    builder.asm(kind, text, "l,~{memory}", [address], True)
 
 
 def new_kernel(symbol: str, arguments: int) -> tuple[Any, Any]:
@@ -167,11 +191,14 @@ def assemble(ptx: str, name: str, compute_capability: tuple[int, int]) -> tuple[
 
 
 def _resources(log: str, name: str) -> Resources:
-    registers = re.search(r"Used (\d+) registers", log)
+    registers = re.search(r"used (\d+) registers", log, re.IGNORECASE)
     spills = re.search(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", log)
-    if registers is None or spills is None:
+    if registers is not None and spills is not None:
+        return Resources(int(registers[1]), *(int(number) for number in spills.groups()))
+    stack = re.search(r"(\d+) stack", log)  # what a second linking of the same code says: no word of spills
+    if registers is None or stack is None:
         raise CompileError(f"kernel {name}: nvJitLink does not say what it needs: {log!r}")
-    return Resources(int(registers[1]), *(int(number) for number in spills.groups()))
+    return Resources(int(registers[1]), int(stack[1]), None, None)
 
 
 def _text(data: bytearray) -> str:

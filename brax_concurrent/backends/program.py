@@ -182,6 +182,14 @@ class Break:
     cond: Operand
 
 
+@dataclass(eq=False)
+class Barrier:
+    """All lanes that are still at work come here before any goes on. It says nothing of memory: lanes share none.
+
+    Stands where all lanes come by equally often: neither under a condition nor in a loop whose count differs.
+    """
+
+
 _COMMUTATIVE = frozenset({"add", "mul", "and", "or", "xor", "eq"})
 _FOLD: dict[str, Callable[..., Any]] = {
     "sqrt": math.sqrt,

@@ -22,6 +22,9 @@ def make(
     backend: str = "auto",
     scheduler: str = "serial",
     granularity: str = "auto",
+    window: int = 32,
+    streams: int = 4,
+    envs_per_task: int = 0,
     dtype: str = "float32",
     autoreset: bool = True,
     threads: int = 0,
@@ -43,6 +46,9 @@ def make(
     backend: str = "auto",
     scheduler: str = "serial",
     granularity: str = "auto",
+    window: int = 32,
+    streams: int = 4,
+    envs_per_task: int = 0,
     dtype: str = "float32",
     autoreset: bool = True,
     threads: int = 0,
@@ -59,9 +65,14 @@ def make(
             (num_envs, Task): `{"ant": 2048, "humanoid": (512, {"frame_skip": 3}), "mine": (64, MyTask())}`.
         num_envs: environments in the batch, at least 1; not with a dict, which says it for each robot.
         backend: "cpu", "cuda" or "auto" (CUDA where there is a GPU that JAX uses, else the CPU).
-        scheduler: "serial", program order.
+        scheduler: how the tasks of a step are put in order. "serial": program order. "sw": through an out-of-order
+            window, independent tasks at once: on several CUDA streams, or on the CPU on its threads. "graph" (CUDA
+            only): the step as a CUDA Graph with its true branches, captured once. All give the same bits.
         granularity: one task for each stage of the physics ("stage"), for each physics step ("substep") or for a
             whole control step ("step"). The results are the same, bit for bit; "auto" takes what measured best.
+        window: slots of the window of "sw", 1 to 64; with 1, tasks run in program order.
+        streams: CUDA streams of "sw", 1 to 16.
+        envs_per_task: environments of one task, a multiple of 32; 0: on CUDA all of them, on the CPU 32.
         dtype: "float32", or "float64" (with `jax_enable_x64`).
         autoreset: whether `step` resets environments that ended, each to a fresh random state.
         threads: CPU threads at most; 0: all cores.
@@ -80,6 +91,9 @@ def make(
         "backend": backend,
         "scheduler": scheduler,
         "granularity": granularity,
+        "window": window,
+        "streams": streams,
+        "envs_per_task": envs_per_task,
         "dtype": dtype,
         "autoreset": autoreset,
         "threads": threads,

@@ -11,9 +11,9 @@ import numpy as np
 
 from brax_concurrent.interop.jax_ffi import Program, ffi_call
 from brax_concurrent.kernels.model import Model
+from brax_concurrent.scheduler.schedule import Schedule
 
 DTYPES = ("float32", "float64")
-SCHEDULERS = ("serial",)
 GRANULARITIES = ("stage", "substep", "step")
 _SMALL_BATCH, _SMALL_ROBOT = 8192, 10  # environments, degrees of freedom
 
@@ -58,11 +58,12 @@ def resolve_granularity(granularity: str, backend: str, model: Model, num_envs: 
     return "stage" if model.opt.integrator == "rk4" and model.nv > 2 * _SMALL_ROBOT else "substep"
 
 
-def validate_scheduler(scheduler: str) -> str:
-    """Raise ValueError for a scheduler that there is not."""
-    if scheduler not in SCHEDULERS:
-        raise ValueError(f"scheduler: expected one of {SCHEDULERS}, got {scheduler!r}")
-    return scheduler
+def resolve_schedule(backend: str, scheduler: str, window: int, streams: int, envs_per_task: int) -> Schedule:
+    """The schedule that arguments of `make` ask for; TypeError or ValueError, naming the argument, if it cannot be."""
+    schedule = Schedule(scheduler, window, streams, envs_per_task)
+    if scheduler == "graph" and backend != "cuda":
+        raise ValueError("scheduler: 'graph' is a CUDA Graph and needs backend='cuda'; use 'sw' or 'serial' on the CPU")
+    return schedule
 
 
 def checked(name: str, value: Any, shape: tuple[int, ...], dtype: Any) -> jax.Array:

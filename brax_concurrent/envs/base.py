@@ -17,9 +17,9 @@ from brax_concurrent.envs.arrays import (
     default_model_values,
     resolve_backend,
     resolve_granularity,
+    resolve_schedule,
     run,
     validate_batch,
-    validate_scheduler,
     varying_alike,
 )
 from brax_concurrent.envs.state import State
@@ -40,7 +40,7 @@ class Env:
     Args:
         task: what is simulated and how it is scored.
         num_envs: environments in the batch, at least 1.
-        backend, scheduler, granularity: see `make`.
+        backend, scheduler, granularity, window, streams, envs_per_task: see `make`.
         dtype: "float32", or "float64" (with `jax_enable_x64`).
         autoreset: whether `step` resets environments that ended, each to a fresh random state.
         threads: CPU threads at most; 0: all cores.
@@ -58,13 +58,17 @@ class Env:
         backend: str = "auto",
         scheduler: str = "serial",
         granularity: str = "auto",
+        window: int = 32,
+        streams: int = 4,
+        envs_per_task: int = 0,
         dtype: str = "float32",
         autoreset: bool = True,
         threads: int = 0,
         per_env: Sequence[str] = (),
     ):
         validate_batch(num_envs, dtype, threads)
-        self.backend, self.scheduler = resolve_backend(backend), validate_scheduler(scheduler)
+        self.backend = resolve_backend(backend)
+        self.schedule = resolve_schedule(self.backend, scheduler, window, streams, envs_per_task)
         if not isinstance(autoreset, bool):
             raise TypeError(f"autoreset: expected True or False, got {autoreset!r}")
         self.task, self.num_envs, self.dtype = task, num_envs, jnp.dtype(dtype)
@@ -74,6 +78,11 @@ class Env:
         self._defaults = default_model_values(self.model, per_env)
         self._builder = StreamBuilder(task, self.model, per_env, autoreset)
         self.per_env = tuple(per_env)
+
+    @property
+    def scheduler(self) -> str:
+        """How a step's tasks are put in order: "serial", "sw" or "graph"."""
+        return self.schedule.scheduler
 
     # -- facts -------------------------------------------------------------------------------------------------------
 
@@ -143,7 +152,9 @@ class Env:
         if identity is not None:
             arguments = (self.per_env, self.autoreset, self.granularity if kind == "control_step" else "")
             identity = f"{kind} {identity} {self.model.fingerprint} {arguments}"
-        return program.compile_stream(make_stream, self.backend, self.dtype.name, self._threads, identity)
+        return program.compile_stream(
+            make_stream, self.backend, self.dtype.name, self._threads, identity, self.schedule
+        )
 
     # -- public operations -------------------------------------------------------------------------------------------
 

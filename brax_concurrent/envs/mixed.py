@@ -17,13 +17,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from brax_concurrent.backends.composite import Part, build_composite
-from brax_concurrent.backends.cpu_program import CpuProgram
-from brax_concurrent.backends.native import DESC_ARENA_BYTES
+from brax_concurrent.envs import program
 from brax_concurrent.envs.arrays import checked, run, varying_alike
 from brax_concurrent.envs.base import Env, checked_key
 from brax_concurrent.envs.state import State
 from brax_concurrent.envs.task import Task
+from brax_concurrent.interop.jax_ffi import Program
 from brax_concurrent.kernels.model import Model
 
 Robots = Mapping[str, int | tuple[int, Mapping[str, Any] | Task]]
@@ -124,9 +123,9 @@ jax.tree_util.register_dataclass(MixedState, data_fields=["states"], meta_fields
 class MixedEnv:
     """A batch of environments of different tasks. Make it with `make({"ant": 2048, "humanoid": 1024})`.
 
-    `reset`, `reset_to`, `reset_where` and `step` are pure functions, as those of `Env`; each is one native call (on a
-    GPU, one for each robot). What is an array there is a dict of arrays by robot here. Each robot's numbers are, bit
-    for bit, those of its own environment, reset with the key `robot_key(key, name)`.
+    `reset`, `reset_to`, `reset_where` and `step` are pure functions, as those of `Env`; each is one native call. What
+    is an array there is a dict of arrays by robot here. Each robot's numbers are, bit for bit, those of its own
+    environment, reset with the key `robot_key(key, name)`.
 
     Args:
         envs: the robots' environments, by names of your choice; all for one backend.
@@ -134,7 +133,7 @@ class MixedEnv:
 
     Raises:
         TypeError: a name that is no string, or a value that is no Env.
-        ValueError: no environments, or environments for different backends.
+        ValueError: no environments, or environments for different backends or with different schedules.
     """
 
     def __init__(self, envs: Mapping[str, Env], threads: int = 0):
@@ -148,7 +147,11 @@ class MixedEnv:
             raise ValueError(f"envs: expected one backend for all, got {backends}")
         self._envs, self._threads = dict(envs), threads
         self.backend = next(iter(backends.values()))
-        self._programs: dict[str, CpuProgram] = {}
+        schedules = {name: env.schedule for name, env in envs.items()}
+        if len(set(schedules.values())) > 1:
+            raise ValueError(f"envs: expected one schedule for all, got {schedules}")
+        self._schedule = next(iter(schedules.values()))
+        self._programs: dict[str, Program] = {}
 
     # -- facts -------------------------------------------------------------------------------------------------------
 
@@ -270,21 +273,22 @@ class MixedEnv:
     def _run(self, kind: str, states: Mapping[str, State], **given: Mapping[str, jax.Array]) -> MixedState:
         """The robots' states after one of their programs: an attribute of Env, `kind`."""
         own = {n: {argument: values[n] for argument, values in given.items()} for n in self._envs}
-        if self.backend != "cpu":  # one call after another, in the order that XLA gives them
-            new = {n: env._run(getattr(env, kind), states[n], **own[n]) for n, env in self._envs.items()}
-        else:
-            arrays = {n: env._arrays(states[n], **own[n]) for n, env in self._envs.items()}
-            flat = {f"{n}.{array}": value for n, named in arrays.items() for array, value in named.items()}
-            results = run(self._composite(kind), flat, self.num_envs)
-            outputs = {n: [spec.name for spec in getattr(env, kind).outputs] for n, env in self._envs.items()}
-            new = {n: {array: results[f"{n}.{array}"] for array in named} for n, named in outputs.items()}
+        arrays = {n: env._arrays(states[n], **own[n]) for n, env in self._envs.items()}
+        flat = {f"{n}.{array}": value for n, named in arrays.items() for array, value in named.items()}
+        results = run(self._composite(kind), flat, self.num_envs)
+        outputs = {n: [spec.name for spec in getattr(env, kind).outputs] for n, env in self._envs.items()}
+        new = {n: {array: results[f"{n}.{array}"] for array in named} for n, named in outputs.items()}
         return MixedState({n: env._updated(states[n], new[n]) for n, env in self._envs.items()})
 
-    def _composite(self, kind: str) -> CpuProgram:
+    def _composite(self, kind: str) -> Program:
+        """The robots' programs as one, the robot whose tiles take longest first."""
         if kind not in self._programs:
-            parts = [Part(name, getattr(env, kind), env.num_envs) for name, env in self._envs.items()]
-            parts.sort(key=lambda part: -_tile_work(self._envs[part.name], part.program))
-            self._programs[kind] = build_composite(parts, threads=self._threads)
+            envs = sorted(self._envs.items(), key=lambda item: -_tile_work(item[1]))
+            self._programs[kind] = program.compile_composite(
+                [(name, getattr(env, kind), env.num_envs, env.num_envs * _tile_work(env)) for name, env in envs],
+                self._schedule,
+                self._threads,
+            )
         return self._programs[kind]
 
     def _checked(
@@ -358,13 +362,13 @@ def make_mixed(robots: Robots, make: Callable[..., Env], common: Mapping[str, An
     return MixedEnv(envs)
 
 
-def _tile_work(env: Env, program: CpuProgram) -> int:
-    """A guess at how long a tile of the program takes, good enough to put the robots in order.
+def _tile_work(env: Env) -> int:
+    """A guess at how long a tile takes, good enough to put the robots in order.
 
-    Physics evaluations of a control step times the memory that each goes through.
+    Physics evaluations of a control step times the square of what they solve for.
     """
     stages = 4 if env.model.opt.integrator == "rk4" else 1
-    return env.task.frame_skip * stages * int(program.desc[DESC_ARENA_BYTES])
+    return env.task.frame_skip * stages * env.model.nv**2
 
 
 def _check_names(argument: str, given: Any, robots: Iterable[str], all_of_them: bool = True) -> None:

@@ -9,23 +9,25 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
-from dataclasses import asdict
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from brax_concurrent.backends import cpu, cuda, cuda_driver
-from brax_concurrent.backends.cpu_program import BufferSpec, CpuProgram, content_hash
-from brax_concurrent.backends.cuda_program import DEFAULT_BLOCK, WARP, CudaOp, CudaProgram, build_program
+from brax_concurrent.backends.composite import Part, build_composite
+from brax_concurrent.backends.cpu_program import BufferSpec, CpuProgram
+from brax_concurrent.backends.cuda_program import CudaProgram
 from brax_concurrent.backends.objects import ObjectCache
+from brax_concurrent.envs import program_cuda
 from brax_concurrent.envs.stream import Stream
 from brax_concurrent.interop.jax_ffi import Program
 from brax_concurrent.kernels.specialize import specialize, touched
+from brax_concurrent.scheduler.schedule import Schedule
 from brax_concurrent.scheduler.serial import TileKernel, TileLayout, TileOp, TileProgram, compile_serial
 
 _PRECISIONS = {"float32": "f32", "float64": "f64"}
-_WARPS_TO_SPREAD = 4  # of one SM: below that, more threads in a block leave SMs without work
 
 
 @cache
@@ -49,17 +51,38 @@ def buffers_of(stream: Stream, dtype: str) -> tuple[BufferSpec, ...]:
 
 
 def compile_stream(
-    make_stream: Callable[[], Stream], backend: str, dtype: str, threads: int, identity: str | None = None
+    make_stream: Callable[[], Stream],
+    backend: str,
+    dtype: str,
+    threads: int,
+    identity: str | None = None,
+    schedule: Schedule | None = None,
 ) -> Program:
     """A stream as native code for a backend.
 
     Args:
         backend: "cpu" or "cuda".
-        make_stream, dtype, threads, identity: see compile_cpu and compile_cuda.
+        make_stream, dtype, threads, identity, schedule: see compile_cpu and compile_cuda.
     """
     if backend == "cuda":
-        return compile_cuda(make_stream, dtype, identity)
+        return compile_cuda(make_stream, dtype, identity, schedule)
     return compile_cpu(make_stream, dtype, threads, identity)
+
+
+def compile_composite(parts: Sequence[tuple[str, Program, int, float]], schedule: Schedule, threads: int) -> Program:
+    """Several programs as one.
+
+    Args:
+        parts: (name, program, its environments, a guess at how its work compares), all programs for one backend, in the
+            order of their tasks.
+        schedule: how all are scheduled.
+        threads: CPU threads at most; 0: all.
+    """
+    if isinstance(parts[0][1], CudaProgram):
+        found = [replace(p.parts[0], name=n, num_envs=k) for n, p, k, _ in parts if isinstance(p, CudaProgram)]
+        work = [work for *_, work in parts]
+        return program_cuda.schedule_parts(found, schedule, cuda_driver.multiprocessors(), work)
+    return build_composite([Part(n, p, k) for n, p, k, _ in parts if isinstance(p, CpuProgram)], threads=threads)
 
 
 def compile_cpu(make_stream: Callable[[], Stream], dtype: str, threads: int, identity: str | None = None) -> CpuProgram:
@@ -75,21 +98,26 @@ def compile_cpu(make_stream: Callable[[], Stream], dtype: str, threads: int, ide
 
 
 def compile_cuda(
-    make_stream: Callable[[], Stream], dtype: str, identity: str | None = None, *, block: int = DEFAULT_BLOCK
+    make_stream: Callable[[], Stream], dtype: str, identity: str | None = None, schedule: Schedule | None = None
 ) -> CudaProgram:
     """A stream as native code for the first GPU of this process, loaded into the driver.
 
     Args:
         make_stream, dtype, identity: see compile_cpu.
-        block: threads of a block where there are enough environments to fill the GPU with blocks.
+        schedule: how it is scheduled; None: in program order.
 
     Raises:
         CudaError: there is no GPU, or it refuses the code.
         ImportError: the code is not on disk, and NVIDIA's compilers are not installed.
     """
     capability = cuda_driver.compute_capability()
-    packed = _kept(identity, dtype, cuda.target(capability), lambda: pack_cuda(make_stream(), dtype, capability))
-    return load_cuda(packed, block=block, multiprocessors=cuda_driver.multiprocessors())
+
+    def make() -> bytes:
+        stream = make_stream()
+        return program_cuda.pack(stream, _PRECISIONS[dtype], buffers_of(stream, dtype), capability)
+
+    part = program_cuda.load_part(_kept(identity, dtype, cuda.target(capability), make))
+    return program_cuda.schedule_parts([part], schedule or Schedule(), cuda_driver.multiprocessors())
 
 
 def _kept(identity: str | None, dtype: str, target: str, make: Callable[[], bytes]) -> bytes:
@@ -139,51 +167,3 @@ def _tile_program(header: Any, objects: bytes) -> TileProgram:
         kernels[symbol] = TileKernel(name, address, symbol, layout.footprint(reads, writes))
         start += size
     return TileProgram(layout, tuple(TileOp(kernels[symbol]) for symbol in header["ops"]))
-
-
-def pack_cuda(stream: Stream, dtype: str, compute_capability: tuple[int, int]) -> bytes:
-    """A stream compiled for GPUs as a line of JSON and the kernels' machine code; needs no GPU."""
-    special = specialize(stream.kernels, stream.view, stream.fields, stream.user, _PRECISIONS[dtype])
-    code = cuda.compile_programs(special, compute_capability)
-    cubins = {each.symbol: each.cubin for each in code.values()}
-    header = {
-        "kernels": {name: [each.symbol, each.arguments] for name, each in code.items()},
-        "ops": [k.name for k in stream.kernels if k.name in code],
-        "arena_bytes": special.layout.arena_bytes,
-        "buffers": [asdict(b) for b in buffers_of(stream, dtype)],
-        "sizes": {symbol: len(data) for symbol, data in cubins.items()},
-    }
-    return json.dumps(header).encode() + b"\n" + b"".join(cubins.values())
-
-
-def load_cuda(packed: bytes, *, block: int = DEFAULT_BLOCK, multiprocessors: int) -> CudaProgram:
-    """Load what `pack_cuda` made into the driver.
-
-    Args:
-        packed: see pack_cuda.
-        block: see compile_cuda.
-        multiprocessors: of the GPU, which says when a batch is small.
-    """
-    line, _, data = packed.partition(b"\n")
-    header = json.loads(line)
-    cubins, start = {}, 0
-    for symbol, size in header["sizes"].items():
-        cubins[symbol] = data[start : start + size]
-        start += size
-    kernels = {}
-    for name, (symbol, arguments) in header["kernels"].items():
-        kernels[name] = CudaOp(cuda_driver.load_kernel(name, symbol, cubins[symbol]), tuple(arguments))
-    cuda_driver.make_resident(op.kernel for op in kernels.values())
-    ops = [kernels[name] for name in header["ops"]]
-    buffers = tuple(BufferSpec(**{**b, "shape": tuple(b["shape"])}) for b in header["buffers"])
-    spread = multiprocessors * _WARPS_TO_SPREAD * WARP
-    described = tuple((op.kernel.symbol, op.arguments) for op in ops)
-    fingerprint = content_hash(
-        "cuda",
-        described,
-        block,
-        spread,
-        header["arena_bytes"],
-        tuple((b.name, b.shape, b.dtype, b.access) for b in buffers),
-    )
-    return build_program(ops, header["arena_bytes"], buffers, fingerprint, block=block, spread=spread)

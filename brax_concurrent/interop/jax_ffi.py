@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from brax_concurrent.backends.cpu_program import BufferSpec, CpuProgram
-from brax_concurrent.backends.cuda_program import DESC_BLOCK, DESC_SPREAD, CudaProgram
+from brax_concurrent.backends.cuda_program import CudaProgram
 from brax_concurrent.backends.native import DESC_ARENA_BYTES, DESC_FIRST_OP, DESC_OPS, DESC_POISON, DESC_THREADS
 from brax_concurrent.interop import ffi_cuda, ffi_frame, ffi_handler
 
@@ -30,11 +30,16 @@ _lock = threading.Lock()
 _registered: dict[tuple[type, int], tuple[Program, np.ndarray, list[np.ndarray]]] = {}
 
 
+def _target(program: Program) -> str:
+    """The name of a program's handler, which is compiled and registered with XLA if it is the first of its kind."""
+    cuda = isinstance(program, CudaProgram)
+    return _registered_target(cuda, isinstance(program, CudaProgram) and program.captured)
+
+
 @functools.cache
-def _target(cuda: bool) -> str:
-    """Compile a backend's handler and register it with XLA, once; returns its name there."""
+def _registered_target(cuda: bool, captured: bool) -> str:
     ours, other, module = ("CUDA", "cpu", ffi_cuda) if cuda else ("cpu", "CUDA", ffi_handler)
-    name, code, _ = module.handler()
+    name, code, _ = ffi_cuda.handler(captured) if cuda else ffi_handler.handler()
     for platform, function in ((ours, code), (other, module.refusal())):
         jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(function.address), platform=platform, api_version=1)
     return name
@@ -65,8 +70,7 @@ def _signature(program: Program) -> tuple[np.ndarray, list[np.ndarray]]:
 def _content(program: Program) -> tuple[object, ...]:
     """What must be equal in programs of one fingerprint: all but addresses."""
     if isinstance(program, CudaProgram):
-        ops = [(op.kernel.symbol, op.arguments) for op in program.ops]
-        return program.buffers, ops, program.arena_shape(1), program.desc[[DESC_BLOCK, DESC_SPREAD]].tolist()
+        return program.content()
     count = int(program.desc[DESC_OPS])
     predicates = program.desc[DESC_FIRST_OP : DESC_FIRST_OP + 2 * count][1::2].tolist()
     settings = [int(program.desc[word]) for word in (DESC_ARENA_BYTES, DESC_THREADS, DESC_POISON)]
@@ -92,11 +96,11 @@ def register(program: Program) -> str:
                     f"two different programs have the fingerprint {program.fingerprint:016x}: "
                     f"{_content(known[0])} and {_content(program)}"
                 )
-            return _target(cuda)
+            return _target(program)
         for spec in program.buffers:
             if spec.dtype not in ffi_frame.DTYPES:
                 raise ValueError(f"buffer {spec.name}: dtype must be one of {list(ffi_frame.DTYPES)}, got {spec.dtype}")
-        target = _target(cuda)
+        target = _target(program)
         signature, names = _signature(program)
         module = ffi_cuda if cuda else ffi_handler
         module.handler()[2].put(program.fingerprint, int(signature.ctypes.data))
@@ -114,7 +118,7 @@ def _describe_outputs(program: Program, num_envs: int, axes: tuple[Any, ...]) ->
     """Objects with each output's shape, dtype and, under shard_map, the axes along which it varies."""
     shapes: list[tuple[tuple[int, ...], str]] = [(spec.array_shape(num_envs), spec.dtype) for spec in program.outputs]
     if isinstance(program, CudaProgram):
-        shapes.append((program.arena_shape(num_envs), "uint8"))
+        shapes.append(((program.scratch_bytes(num_envs),), "uint8"))
     if not axes:
         return [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in shapes]
     # A traced array is the one public way to say it; nothing but its type is used, so it is never made.
@@ -188,7 +192,7 @@ def ffi_call(program: Program, inputs: Sequence[jax.Array], num_envs: int | None
     if len(inputs) != len(program.inputs):
         names = ", ".join(spec.name for spec in program.inputs)
         raise ValueError(f"expected {len(program.inputs)} inputs ({names}), got {len(inputs)}")
-    fixed = program.num_envs if isinstance(program, CpuProgram) else None
+    fixed = program.num_envs
     if num_envs is None:
         num_envs = fixed or _num_envs(program, inputs)
     if num_envs < 1:

@@ -45,7 +45,11 @@ def unrolled(recipe: Recipe, turn: int = 0) -> Iterator[Kernel]:
 
 
 def fused(name: str, recipe: Recipe) -> Kernel:
-    """One kernel that does what the recipe says."""
+    """One kernel that does what the recipe says.
+
+    There is a barrier between its stages. Nothing needs it: lanes share no memory. But warps that go through a long
+    kernel side by side fetch its instructions once, and those that drift apart each for itself.
+    """
     kernels = list(unrolled(recipe))
     reads = tuple(dict.fromkeys(field for k in kernels for field in k.reads))
     writes = tuple(dict.fromkeys(field for k in kernels for field in k.writes))
@@ -54,6 +58,7 @@ def fused(name: str, recipe: Recipe) -> Kernel:
 
 def _run(recipe: Recipe, m: Any, w: Any, turn: Any) -> None:
     for item in recipe:
+        w.barrier()
         if isinstance(item, Repeat):
             for i in w.range(item.times) if item.times > 1 else (0,):
                 _run(item.body, m, w, i)

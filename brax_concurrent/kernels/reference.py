@@ -93,6 +93,9 @@ class ReferenceWorld:
         finally:
             self._mask = outer
 
+    def barrier(self) -> None:
+        """Nothing: all environments go through a kernel side by side."""
+
     def var(self, initial: Any) -> _Variable:
         return _Variable(self, initial)
 

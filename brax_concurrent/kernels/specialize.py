@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from brax_concurrent.backends.program import Block, Break, Loop, Place, Store, Value, When, walk
+from brax_concurrent.backends.program import Barrier, Block, Break, Loop, Place, Store, Value, When, walk
 from brax_concurrent.kernels.kernel import Kernel
 from brax_concurrent.kernels.layout import MODEL_PREFIX, Field
 from brax_concurrent.kernels.trace import VARYING, Facts, Trace, trace
@@ -343,7 +343,7 @@ def _lay_out(
 
 def _prune(block: Block, live: set[int]) -> None:
     """Keep what is live only."""
-    block.body = [item for item in block.body if id(item) in live]
+    block.body = [item for item in block.body if id(item) in live or isinstance(item, Barrier)]
     for item in block.body:
         if isinstance(item, (Loop, When)):
             _prune(item.body, live)

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from brax_concurrent.backends.program import Block, Break, Builder, Local, Loop, Place, Store, Value, When
+from brax_concurrent.backends.program import Barrier, Block, Break, Builder, Local, Loop, Place, Store, Value, When
 from brax_concurrent.kernels.kernel import Kernel
 from brax_concurrent.kernels.layout import MODEL_PREFIX, Field
 
@@ -220,6 +220,14 @@ class TracingWorld:
         body = self.builder.block
         yield
         self._leave(before, When(cond, body) if isinstance(cond, Value) else None)
+
+    def barrier(self) -> None:
+        block: Block | None = self.builder.block
+        while block is not None and not block.masked:
+            block = block.parent
+        if block is not None:
+            raise ValueError("a barrier must not stand under w.when or in a loop that lanes leave at different times")
+        self.builder.statement(Barrier())
 
     def _enter(self, masked: bool) -> dict[Any, Any]:
         before = dict(self._memory)

@@ -1,20 +1,22 @@
 """The handler for CUDA without a GPU: XLA's call frame is made by hand, and the driver is a fake."""
 
 import ctypes
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from fake_gpu import PARAMETERS, fake_driver
+from fake_gpu import PARAMETERS, fake_driver, fake_pool
 from numba import cfunc, types
 
 from brax_concurrent.backends.cpu_program import BufferSpec
 from brax_concurrent.backends.cuda_driver import Kernel
-from brax_concurrent.backends.cuda_program import CudaOp, build_program
+from brax_concurrent.backends.cuda_program import CudaOp, CudaPart, build_program
 from brax_concurrent.backends.intrinsics import copy_bytes, load_i64, store_i64
 from brax_concurrent.interop import ffi_cuda, ffi_frame, jax_ffi
 from brax_concurrent.interop.ffi_frame import as_int64
+from brax_concurrent.scheduler.cuda import compile_cuda
 
 NUM_ENVS, ARENA_BYTES, STREAM = 100, 256, 55
 SPECS = [
@@ -22,10 +24,11 @@ SPECS = [
     BufferSpec("y", (), "float32", "write"),
     BufferSpec("z", (2,), "int32", "read"),
 ]
-OPS = [
+OPS = (
     CudaOp(Kernel("first", "k1", 101), ("x",)),
     CudaOp(Kernel("second", "k2", 102), ("z", "y")),
-]
+)
+PART = CudaPart(OPS, ARENA_BYTES, tuple(SPECS))
 
 
 class XLA:
@@ -92,12 +95,12 @@ class XLA:
 
 @pytest.fixture(scope="module")
 def driver():
-    return fake_driver(parameters=3)
+    return fake_driver(parameters=5)
 
 
 @pytest.fixture(scope="module")
 def program(driver):
-    made = build_program(OPS, ARENA_BYTES, SPECS, 0xCDA, functions=driver.functions)
+    made = build_program([PART], 0xCDA, functions=driver.functions)
     jax_ffi.register(made)
     return made
 
@@ -106,7 +109,7 @@ def program(driver):
 def arrays():
     """x as it comes and as it goes, y, z, scratch memory."""
     x = np.arange(300, dtype=np.float32).reshape(100, 3)
-    scratch = np.zeros((4, ARENA_BYTES), np.uint8)
+    scratch = np.zeros(4 * ARENA_BYTES, np.uint8)
     return x, np.zeros_like(x), np.zeros(100, np.float32), np.ones((100, 2), np.int32), scratch
 
 
@@ -117,8 +120,8 @@ def test_a_call_launches_the_kernels_on_xlas_stream(driver, program, arrays):
     first, second = driver.launches[before:]
     assert first[:PARAMETERS] == [101, 1, 128, 1, 0, STREAM, 0]
     assert second[:PARAMETERS] == [102, 1, 128, 1, 0, STREAM, 0]
-    assert first[PARAMETERS:][:3] == [scratch.ctypes.data, NUM_ENVS, x.ctypes.data]
-    assert second[PARAMETERS:][:3] == [scratch.ctypes.data, NUM_ENVS, z.ctypes.data]
+    assert first[PARAMETERS:][:5] == [scratch.ctypes.data, NUM_ENVS, 32, 0, x.ctypes.data]
+    assert second[PARAMETERS:][:5] == [scratch.ctypes.data, NUM_ENVS, 32, 0, z.ctypes.data]
     assert driver.copies == copies  # x is in place
 
 
@@ -129,7 +132,7 @@ def test_an_array_that_is_not_in_place_is_copied_first(driver, program, arrays):
     assert driver.copies == copies + 1
     assert ffi_cuda.handler()[2].copies == counted + 1
     np.testing.assert_array_equal(new, x)
-    assert driver.launches[before][PARAMETERS + 2] == new.ctypes.data
+    assert driver.launches[before][PARAMETERS + 4] == new.ctypes.data
 
 
 def test_other_stages_do_nothing(driver, program, arrays):
@@ -143,7 +146,7 @@ def test_other_stages_do_nothing(driver, program, arrays):
     ("change", "message"),
     [
         (
-            lambda x, y, z, s: ([x, z], [x, y, s[:3]]),
+            lambda x, y, z, s: ([x, z], [x, y, s[: 3 * ARENA_BYTES]]),
             "expected 1024 bytes of scratch memory, got 768 of XLA data type 6",
         ),
         (lambda x, y, z, s: ([x, z], [x, y, s.view(np.int32)]), "expected 1024 bytes of scratch memory, got 256 of"),
@@ -175,8 +178,9 @@ def test_errors_of_the_driver_name_the_op(driver, program, arrays):
 
 def test_handlers_do_not_share_programs(program):
     """The same fingerprint on the CPU is another program."""
+    other = build_program([replace(PART, ops=PART.ops[:1])], 0xCDA, functions=fake_driver().functions)
     with pytest.raises(ValueError, match="two different programs have the fingerprint 0000000000000cda"):
-        jax_ffi.register(build_program(OPS[:1], ARENA_BYTES, SPECS, 0xCDA, functions=fake_driver().functions))
+        jax_ffi.register(other)
 
 
 def traits(code):
@@ -215,7 +219,7 @@ def test_a_function_is_lowered_for_cuda(program):
     assert f"program = {0xCDA} : i64" in call
     assert "num_envs = 100 : i64" in call
     assert "output_tuple_indices = [0], operand_index = 0" in call
-    assert "(tensor<100x3xf32>, tensor<100x2xi32>) -> (tensor<100x3xf32>, tensor<100xf32>, tensor<4x256xui8>)" in call
+    assert "(tensor<100x3xf32>, tensor<100x2xi32>) -> (tensor<100x3xf32>, tensor<100xf32>, tensor<1024xui8>)" in call
     assert [aval.shape for aval in exported.out_avals] == [(100, 3), (3, 100)]
 
 
@@ -226,3 +230,40 @@ def target():
 def test_a_program_for_cuda_says_that_this_is_the_cpu(program):
     with pytest.raises((ValueError, jax.errors.JaxRuntimeError), match="this program is for CUDA, but JAX runs"):
         jax.block_until_ready(jax_ffi.ffi_call(program, [jnp.zeros((100, 3)), jnp.zeros((100, 2), jnp.int32)]))
+
+
+# --- programs with a window, and graphs -------------------------------------------------------------------------------
+
+
+def scheduled(driver, scheduler, **settings):
+    table, owners = fake_pool()
+    made = compile_cuda([replace(PART, unit_tiles=2)], scheduler, functions=driver.functions, pools=table, **settings)
+    jax_ffi.register(replace(made, owners=(*made.owners, owners)))
+    return made
+
+
+@pytest.mark.parametrize("scheduler", ["sw", "graph"])
+def test_schedulers_are_reached_through_xla(arrays, scheduler):
+    x, _, y, z, scratch = arrays
+    driver = fake_driver(parameters=5)
+    made = scheduled(driver, scheduler, streams=3)
+    assert XLA().call([x, z], [x, y, scratch], program=made.fingerprint) == ""
+    # Two units of two tiles: op after op with the window, unit after unit in a graph.
+    assert [launch[0] for launch in driver.launches] == ([101, 101, 102, 102] if scheduler == "sw" else [101, 102] * 2)
+    assert sorted(launch[PARAMETERS + 1] for launch in driver.launches) == [36, 36, 64, 64]
+    name, code, _ = ffi_cuda.handler(made.captured)
+    assert not made.captured
+    assert traits(code) == 0
+    assert name != target()
+
+
+def test_errors_of_a_window_name_the_kernel(arrays, monkeypatch):
+    x, _, y, z, scratch = arrays
+    monkeypatch.setenv("BRAX_CONCURRENT_TIMEOUT", "0.05")
+    driver = fake_driver(parameters=5, patience=1 << 60)
+    made = scheduled(driver, "sw", window=1)
+    said = XLA().call([x, z], [x, y, scratch], program=made.fingerprint)
+    assert said == "brax_concurrent: kernel first (op 0, unit 0) did not end within 50 ms"
+    graph = scheduled(fake_driver(parameters=5), "graph")
+    said = XLA(stream=7).call([x, z], [x, y, scratch], program=graph.fingerprint)
+    assert said == "brax_concurrent: launch of kernel first (op 0): the fake is broken (CUDA error 700)"

@@ -1,0 +1,118 @@
+"""Streams as machine code for GPUs: compiled without one, kept on disk as bytes, and loaded as parts of a program."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+from brax_concurrent.backends import cuda, cuda_driver
+from brax_concurrent.backends.cpu_program import BufferSpec
+from brax_concurrent.backends.cuda_program import WARP, CudaOp, CudaPart, CudaProgram
+from brax_concurrent.backends.native import TILE
+from brax_concurrent.envs.stream import Stream
+from brax_concurrent.kernels.specialize import specialize, touched
+from brax_concurrent.scheduler.cuda import compile_cuda
+from brax_concurrent.scheduler.footprint import conflicts
+from brax_concurrent.scheduler.graph import reduced
+from brax_concurrent.scheduler.schedule import Schedule
+from brax_concurrent.scheduler.serial import TileLayout
+
+_LARGEST_CODE = 400_000  # bytes; of a kernel with more, the warps that share its instructions should be many
+_BLOCK, _LARGE_BLOCK = 128, 256
+
+
+def pack(stream: Stream, dtype: str, buffers: Sequence[BufferSpec], compute_capability: tuple[int, int]) -> bytes:
+    """A stream compiled for GPUs as a line of JSON and the kernels' machine code; needs no GPU.
+
+    Args:
+        stream: what to compile.
+        dtype: "f32" or "f64".
+        buffers: its arrays.
+        compute_capability: of the GPU.
+    """
+    special = specialize(stream.kernels, stream.view, stream.fields, stream.user, dtype)
+    code = cuda.compile_programs(special, compute_capability)
+    cubins = {each.symbol: each.cubin for each in code.values()}
+    header = {
+        "kernels": {n: [each.symbol, each.arguments, *touched(special.programs[n])] for n, each in code.items()},
+        "ops": [k.name for k in stream.kernels if k.name in code],
+        "arena_bytes": special.layout.arena_bytes,
+        "buffers": [asdict(b) for b in buffers],
+        "sizes": {symbol: len(data) for symbol, data in cubins.items()},
+    }
+    return json.dumps(header).encode() + b"\n" + b"".join(cubins.values())
+
+
+def load_part(packed: bytes, *, block: int = 0, lanes: int = WARP) -> CudaPart:
+    """Load what `pack` made into the driver.
+
+    Args:
+        packed: see `pack`.
+        block: threads of a block at most; 0: by the size of the code.
+        lanes: environments of a warp.
+    """
+    line, _, data = packed.partition(b"\n")
+    header = json.loads(line)
+    cubins, start = {}, 0
+    for symbol, size in header["sizes"].items():
+        cubins[symbol] = data[start : start + size]
+        start += size
+    kernels = {}
+    for name, (symbol, arguments, *_) in header["kernels"].items():
+        kernels[name] = CudaOp(cuda_driver.load_kernel(name, symbol, cubins[symbol]), tuple(arguments))
+    cuda_driver.make_resident(op.kernel for op in kernels.values())
+    buffers = tuple(BufferSpec(**{**b, "shape": tuple(b["shape"])}) for b in header["buffers"])
+    pairs, upstream = _dependencies(header, TileLayout(header["arena_bytes"], buffers))
+    largest = max(map(len, cubins.values()), default=0)
+    return CudaPart(
+        ops=tuple(kernels[name] for name in header["ops"]),
+        arena_bytes=header["arena_bytes"],
+        buffers=buffers,
+        upstream=upstream,
+        conflicts=pairs,
+        block=block or (_LARGE_BLOCK if largest > _LARGEST_CODE else _BLOCK),
+        lanes=lanes,
+    )
+
+
+def _dependencies(
+    header: Mapping[str, Any], layout: TileLayout
+) -> tuple[frozenset[tuple[str, str]], tuple[tuple[int, ...], ...]]:
+    """Which kernels conflict within a tile, by symbol, and for each op those that it waits for directly."""
+    footprints = {}
+    for name, (_, _, reads, writes) in header["kernels"].items():
+        spans = ([s if isinstance(s, str) else (s[0], s[1]) for s in side] for side in (reads, writes))
+        footprints[name] = layout.footprint(*spans)(0)
+    meet = {(a, b): conflicts(one, other) for a, one in footprints.items() for b, other in footprints.items()}
+    symbols = {name: value[0] for name, value in header["kernels"].items()}
+    pairs = frozenset((symbols[a], symbols[b]) for (a, b), found in meet.items() if found)
+    ops = header["ops"]
+    older = [frozenset(j for j in range(i) if meet[ops[j], ops[i]]) for i in range(len(ops))]
+    return pairs, tuple(tuple(sorted(each)) for each in reduced(older))
+
+
+def schedule_parts(
+    parts: Sequence[CudaPart], schedule: Schedule, multiprocessors: int, work: Sequence[float] = ()
+) -> CudaProgram:
+    """A program of parts, cut and scheduled as asked for.
+
+    Args:
+        parts: what to run.
+        schedule: how.
+        multiprocessors: of the GPU.
+        work: how the parts' work compares. Those that may run at once divide the multiprocessors among them like that;
+            on one that two robots share, each robot's instructions push out the other's.
+    """
+    cut = [replace(part, unit_tiles=schedule.envs_per_task // TILE) for part in parts]
+    if len(parts) > 1 and schedule.scheduler != "serial":
+        shares = [max(int(multiprocessors * each / sum(work)), 1) for each in work]
+        cut = [replace(part, share=share) for part, share in zip(cut, shares, strict=True)]
+    return compile_cuda(
+        cut,
+        schedule.scheduler,
+        window=schedule.window,
+        streams=schedule.streams,
+        multiprocessors=multiprocessors,
+    )

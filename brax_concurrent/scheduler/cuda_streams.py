@@ -1,0 +1,455 @@
+"""Programs on CUDA streams: in program order on one, or through the out-of-order window onto several.
+
+All of this is compiled. A *call* is one run of a program: a block of memory that says where the call's arrays are, unit
+by unit. XLA's own stream is stream 0; what was put onto it before is finished before any task begins, and what is put
+onto it afterwards begins when all tasks have finished. The others come from a pool (backends/cuda_pool.py).
+
+**The window** (`sw`). Tasks enter in stream order: the first op of every unit, then the second, and so on. A newcomer
+gets its upstream mask by the rules of window.py and is put onto a CUDA stream at once: the stream that ends with a task
+it waits for, where the order is there already, or else the stream that has been idle longest, with an event for every
+other task that it waits for. So the GPU, not the host, waits. An event costs the host as much as a third of a launch:
+one is recorded only where another stream waits for it, and behind every few tasks of a stream. When an event is done,
+so is all that came before it on its stream, and those slots are free. When none is free the host polls; that is the
+only wait, and it ends with an error after DESC_TIMEOUT.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import carray, njit
+
+from brax_concurrent.backends.cuda_calls import (
+    F_LAUNCH,
+    F_QUERY,
+    F_RECORD,
+    F_WAIT,
+    NOT_READY,
+    launch_kernel,
+    query_event,
+    record_event,
+    wait_event,
+)
+from brax_concurrent.backends.cuda_pool import POOL_EVENTS, POOL_FORK, POOL_JOINS, POOL_STREAMS
+from brax_concurrent.backends.cuda_program import (
+    DESC_FIRST_PART,
+    DESC_FUNCTIONS,
+    DESC_MULTIPROCESSORS,
+    DESC_PARAMETERS,
+    DESC_PARTS,
+    DESC_STREAMS,
+    DESC_TIMEOUT,
+    DESC_TRACE,
+    DESC_WINDOW,
+    MAX_STREAMS,
+    MAX_WINDOW,
+    OP_COUNT,
+    OP_KERNEL,
+    OP_KIND,
+    OP_PARAMETERS,
+    OP_WORDS,
+    PART_ARENA_BYTES,
+    PART_BLOCK,
+    PART_BUFFERS,
+    PART_ENVS,
+    PART_FIRST_BUFFER,
+    PART_FIRST_OP,
+    PART_KINDS,
+    PART_LANES,
+    PART_OPS,
+    PART_ROWS,
+    PART_SHARE,
+    PART_TABLE,
+    PART_UNIT_TILES,
+    PART_WORDS,
+    RECORD_ARENA,
+    RECORD_FIRST_BUFFER,
+    RECORD_LANES,
+    RECORD_NUM_ENVS,
+    RECORD_STAMP,
+    WARP,
+)
+from brax_concurrent.backends.cuda_trace import next_stamp
+from brax_concurrent.backends.intrinsics import give_way, load_i64, monotonic_ns, pointer, store_i64
+from brax_concurrent.backends.native import TILE, WORD
+from brax_concurrent.scheduler.window import (
+    NO_SLOT,
+    direct_mask,
+    free_slot,
+    oldest_slot,
+    retire_mask,
+    slot_bit,
+    upstream_mask_of_kind,
+)
+
+# A call: int64 words. From CALL_FIRST_UNIT on the units, then pointers to a launch's parameters, then the window.
+CALL_UNITS, CALL_STRIDE, CALL_POINTERS, CALL_WINDOW = 0, 1, 2, 3  # number, bytes of one; addresses
+CALL_ERROR, CALL_OP, CALL_UNIT = 4, 5, 6  # what went wrong, and in which op of which unit
+CALL_FIRST_UNIT = 8
+UNIT_PART, UNIT_GRID, UNIT_BLOCK, UNIT_NUMBER, UNIT_RECORD = 0, 1, 2, 3, 4  # address; its place in the part; the record
+
+TIMED_OUT = -1  # beside the driver's error codes, which are positive
+_MARKS = 4  # events that are recorded anyway while a window fills once
+_WINDOW_WORDS = 6 * MAX_WINDOW + MAX_STREAMS
+
+
+@njit
+def part_envs(part: int, num_envs: int) -> int:
+    """Environments of a part, given the call's number."""
+    own = load_i64(part + WORD * PART_ENVS)
+    return own if own != 0 else num_envs
+
+
+@njit
+def _units_of(part: int, num_envs: int) -> int:
+    tiles = (part_envs(part, num_envs) + TILE - 1) // TILE
+    size = load_i64(part + WORD * PART_UNIT_TILES)
+    return 1 if size == 0 else (tiles + size - 1) // size
+
+
+@njit
+def scratch_bytes(desc: int, num_envs: int) -> int:
+    """Bytes of the arenas of all tiles."""
+    total = 0
+    for index in range(load_i64(desc + WORD * DESC_PARTS)):
+        part = desc + WORD * (DESC_FIRST_PART + PART_WORDS * index)
+        total += (part_envs(part, num_envs) + TILE - 1) // TILE * load_i64(part + WORD * PART_ARENA_BYTES)
+    return total
+
+
+@njit
+def _unit_words(desc: int) -> int:
+    most = 0
+    for index in range(load_i64(desc + WORD * DESC_PARTS)):
+        part = desc + WORD * (DESC_FIRST_PART + PART_WORDS * index)
+        most = max(most, load_i64(part + WORD * PART_BUFFERS))
+    return UNIT_RECORD + RECORD_FIRST_BUFFER + most
+
+
+@njit
+def count_units(desc: int, num_envs: int) -> int:
+    """Units of a call for so many environments."""
+    units = 0
+    for index in range(load_i64(desc + WORD * DESC_PARTS)):
+        units += _units_of(desc + WORD * (DESC_FIRST_PART + PART_WORDS * index), num_envs)
+    return units
+
+
+@njit
+def call_bytes(desc: int, num_envs: int) -> int:
+    """Size of a call."""
+    units = count_units(desc, num_envs) * _unit_words(desc)
+    return WORD * (CALL_FIRST_UNIT + units + load_i64(desc + WORD * DESC_PARAMETERS) + _WINDOW_WORDS)
+
+
+@njit
+def launch_block(part: int, envs: int, multiprocessors: int) -> int:
+    """Threads of a block: as few as let each block have a multiprocessor of its own.
+
+    What limits a long kernel is the fetching of its instructions. The warps of a block go through it together
+    (kernels/fuse.py) and fetch them once; two blocks on one multiprocessor fetch them twice and take twice as long.
+    """
+    most, block = load_i64(part + WORD * PART_BLOCK), WARP
+    warps = (envs + load_i64(part + WORD * PART_LANES) - 1) // load_i64(part + WORD * PART_LANES)
+    share = load_i64(part + WORD * PART_SHARE)
+    share = multiprocessors if share == 0 else share
+    while 2 * block <= most and warps * WARP > block * share:
+        block *= 2
+    return block
+
+
+@njit
+def prepare_call(desc: int, num_envs: int, buffers: int, arena: int, call: int) -> None:
+    """Write the units of a call.
+
+    Args:
+        desc: address of the program's descriptor.
+        num_envs: environments of the call.
+        buffers: address of the addresses of the user's arrays.
+        arena: address of the arenas of all tiles, on the GPU.
+        call: address of `call_bytes` bytes.
+    """
+    stride = WORD * _unit_words(desc)
+    count = count_units(desc, num_envs)
+    pointers = call + WORD * CALL_FIRST_UNIT + stride * count
+    store_i64(call + WORD * CALL_UNITS, count)
+    store_i64(call + WORD * CALL_STRIDE, stride)
+    store_i64(call + WORD * CALL_POINTERS, pointers)
+    store_i64(call + WORD * CALL_WINDOW, pointers + WORD * load_i64(desc + WORD * DESC_PARAMETERS))
+    store_i64(call + WORD * CALL_ERROR, 0)
+    unit = call + WORD * CALL_FIRST_UNIT
+    for index in range(load_i64(desc + WORD * DESC_PARTS)):
+        part = desc + WORD * (DESC_FIRST_PART + PART_WORDS * index)
+        envs = part_envs(part, num_envs)
+        tiles, arena_bytes = (envs + TILE - 1) // TILE, load_i64(part + WORD * PART_ARENA_BYTES)
+        units = _units_of(part, num_envs)
+        size = tiles if units == 1 else load_i64(part + WORD * PART_UNIT_TILES)
+        lanes = load_i64(part + WORD * PART_LANES)
+        block = launch_block(part, envs, load_i64(desc + WORD * DESC_MULTIPROCESSORS))
+        rows = desc + load_i64(part + WORD * PART_ROWS)
+        own = buffers + WORD * load_i64(part + WORD * PART_FIRST_BUFFER)
+        for number in range(units):
+            first = number * size
+            some = min(envs - first * TILE, size * TILE)
+            per_block = block // WARP * lanes
+            store_i64(unit + WORD * UNIT_PART, part)
+            store_i64(unit + WORD * UNIT_GRID, (some + per_block - 1) // per_block)
+            store_i64(unit + WORD * UNIT_BLOCK, block)
+            store_i64(unit + WORD * UNIT_NUMBER, number)
+            record = unit + WORD * UNIT_RECORD
+            store_i64(record + WORD * RECORD_ARENA, arena + first * arena_bytes)
+            store_i64(record + WORD * RECORD_NUM_ENVS, some)
+            store_i64(record + WORD * RECORD_LANES, lanes)
+            store_i64(record + WORD * RECORD_STAMP, 0)
+            for buffer in range(load_i64(part + WORD * PART_BUFFERS)):
+                start = load_i64(own + WORD * buffer) + first * TILE * load_i64(rows + WORD * buffer)
+                store_i64(record + WORD * (RECORD_FIRST_BUFFER + buffer), start)
+            unit += stride
+        arena += tiles * arena_bytes
+
+
+# --- tasks ------------------------------------------------------------------------------------------------------------
+
+
+@njit
+def unit_address(call: int, index: int) -> int:
+    """Address of one of a call's units."""
+    return call + WORD * CALL_FIRST_UNIT + load_i64(call + WORD * CALL_STRIDE) * index
+
+
+@njit
+def op_address(desc: int, unit: int, index: int) -> int:
+    """Address of an op of a unit's part."""
+    return desc + load_i64(load_i64(unit + WORD * UNIT_PART) + WORD * PART_FIRST_OP) + WORD * OP_WORDS * index
+
+
+@njit
+def most_ops(desc: int) -> int:
+    """Ops of the part that has most."""
+    most = 0
+    for index in range(load_i64(desc + WORD * DESC_PARTS)):
+        most = max(most, load_i64(desc + WORD * (DESC_FIRST_PART + PART_WORDS * index + PART_OPS)))
+    return most
+
+
+@njit
+def set_parameters(desc: int, call: int, unit: int, op: int) -> int:
+    """Point to the parameters of an op on a unit; the address of the pointers, which `cuLaunchKernel` reads at once."""
+    pointers, record = load_i64(call + WORD * CALL_POINTERS), unit + WORD * UNIT_RECORD
+    places = desc + load_i64(op + WORD * OP_PARAMETERS)
+    for i in range(load_i64(op + WORD * OP_COUNT)):
+        store_i64(pointers + WORD * i, record + WORD * load_i64(places + WORD * i))
+    return pointers
+
+
+@njit
+def fail_call(call: int, error: int, op: int, unit: int) -> int:
+    """Note what went wrong where; returns the error."""
+    store_i64(call + WORD * CALL_ERROR, error)
+    store_i64(call + WORD * CALL_OP, op)
+    store_i64(call + WORD * CALL_UNIT, unit)
+    return error
+
+
+@njit
+def _launch(desc: int, call: int, unit_index: int, op_index: int, lane: int, stream: int) -> int:
+    """Put one task onto a stream; 0 or an error, which is noted."""
+    unit = unit_address(call, unit_index)
+    op = op_address(desc, unit, op_index)
+    trace = load_i64(desc + WORD * DESC_TRACE)
+    if trace != 0:
+        store_i64(unit + WORD * (UNIT_RECORD + RECORD_STAMP), next_stamp(trace, unit_index, op_index, lane))
+    error = launch_kernel(
+        load_i64(load_i64(desc + WORD * DESC_FUNCTIONS) + WORD * F_LAUNCH),
+        load_i64(op + WORD * OP_KERNEL),
+        load_i64(unit + WORD * UNIT_GRID),
+        load_i64(unit + WORD * UNIT_BLOCK),
+        stream,
+        set_parameters(desc, call, unit, op),
+    )
+    return fail_call(call, error, op_index, unit_index) if error != 0 else 0
+
+
+@njit
+def launch_serial(desc: int, call: int, stream: int) -> int:
+    """Launch all tasks in program order on one stream, unit after unit; 0 or an error."""
+    for unit_index in range(load_i64(call + WORD * CALL_UNITS)):
+        part = load_i64(unit_address(call, unit_index) + WORD * UNIT_PART)
+        for op_index in range(load_i64(part + WORD * PART_OPS)):
+            error = _launch(desc, call, unit_index, op_index, 0, stream)
+            if error != 0:
+                return error
+    return 0
+
+
+# --- the window -------------------------------------------------------------------------------------------------------
+
+
+@njit
+def _words(state: int, row: int, count: int) -> np.ndarray:
+    return carray(pointer(state + WORD * MAX_WINDOW * row), (count,), np.int64)
+
+
+@njit
+def _last_of_lane(orders: Any, lanes: Any, occupied: Any, lane: int) -> int:
+    """The slot of the newest task of a stream."""
+    last = NO_SLOT
+    for slot in range(len(orders)):
+        ours = occupied & slot_bit(slot) != np.uint64(0) and lanes[slot] == lane
+        if ours and (last == NO_SLOT or orders[slot] > orders[last]):
+            last = slot
+    return last
+
+
+@njit
+def _free_slots(functions: int, pool: int, orders: Any, lanes: Any, masks: Any, timeout: int) -> Any:
+    """(slots whose tasks have finished, 0), at least one, or (none, an error).
+
+    `masks` are the occupied slots and those of them behind which an event was recorded. The host waits for the oldest
+    of these; if there is none it records one behind the stream of the oldest task.
+    """
+    query, (occupied, marked) = load_i64(functions + WORD * F_QUERY), masks
+    chosen, error = oldest_slot(orders, occupied & marked), NOT_READY
+    if chosen == NO_SLOT:
+        chosen = _last_of_lane(orders, lanes, occupied, lanes[oldest_slot(orders, occupied)])
+        stream = load_i64(pool + WORD * (POOL_STREAMS + lanes[chosen]))
+        late = record_event(
+            load_i64(functions + WORD * F_RECORD), load_i64(pool + WORD * (POOL_EVENTS + chosen)), stream
+        )
+        error = late if late != 0 else NOT_READY
+    event, start = load_i64(pool + WORD * (POOL_EVENTS + chosen)), np.int64(0)
+    while error == NOT_READY:
+        error = query_event(query, event)
+        if error == NOT_READY:
+            now = monotonic_ns()
+            start = now if start == 0 else start
+            if now - start > timeout:
+                return np.uint64(0), TIMED_OUT
+            give_way()
+    if error != 0:
+        return np.uint64(0), error
+    done = np.uint64(0)
+    for slot in range(len(orders)):
+        if (
+            occupied & slot_bit(slot) != np.uint64(0)
+            and lanes[slot] == lanes[chosen]
+            and orders[slot] <= orders[chosen]
+        ):
+            done |= slot_bit(slot)
+    return done, np.int64(0)
+
+
+@njit
+def _choose_lane(direct: Any, orders: Any, lanes: Any, tails: Any) -> int:
+    """The stream for a task: one that ends with a task it waits for, the newest, else the one that is idle longest."""
+    chosen, newest = -1, -1
+    for slot in range(len(orders)):
+        if direct & slot_bit(slot) != np.uint64(0) and tails[lanes[slot]] == orders[slot] and orders[slot] > newest:
+            chosen, newest = lanes[slot], orders[slot]
+    if chosen >= 0:
+        return chosen
+    best = 0
+    for lane in range(1, len(tails)):
+        if tails[lane] < tails[best]:
+            best = lane
+    return best
+
+
+@njit
+def _make_room(desc: int, call: int, pool: int, window: Any) -> Any:
+    """(the occupied slots, the marked ones, 0) when at least one is free, or (.., .., an error)."""
+    (_, ops, units, lanes, orders, upstream, tails), occupied, marked = window
+    if free_slot(occupied, len(orders)) != NO_SLOT:
+        return occupied, marked, np.int64(0)
+    functions, timeout = load_i64(desc + WORD * DESC_FUNCTIONS), load_i64(desc + WORD * DESC_TIMEOUT)
+    done, error = _free_slots(functions, pool, orders, lanes, (occupied, marked), timeout)
+    if error != 0:
+        oldest = oldest_slot(orders, occupied)
+        fail_call(call, error, ops[oldest], units[oldest])
+    for slot in range(len(orders)):
+        if done & slot_bit(slot) != np.uint64(0) and tails[lanes[slot]] == orders[slot]:
+            tails[lanes[slot]] = -1
+    retire_mask(upstream, done)
+    return occupied & ~done, marked & ~done, error
+
+
+@njit
+def _issue(desc: int, call: int, pool: int, window: Any, forked: Any, unit_index: int, op_index: int) -> Any:
+    """Put the next task into a free slot and onto a stream.
+
+    Returns the slot, the slots with an event behind them, the streams in use, and 0 or an error.
+    """
+    (kinds, ops, units, lanes, orders, upstream, tails), occupied, marked = window
+    functions = load_i64(desc + WORD * DESC_FUNCTIONS)
+    record, wait = load_i64(functions + WORD * F_RECORD), load_i64(functions + WORD * F_WAIT)
+    unit = unit_address(call, unit_index)
+    part = load_i64(unit + WORD * UNIT_PART)
+    kind, many = load_i64(op_address(desc, unit, op_index) + WORD * OP_KIND), load_i64(part + WORD * PART_KINDS)
+    table = carray(pointer(load_i64(part + WORD * PART_TABLE)), (many, many), np.uint8)
+    mask = upstream_mask_of_kind(table, kinds, units, occupied, kind, unit_index)
+    direct = direct_mask(upstream, mask)
+    lane = _choose_lane(direct, orders, lanes, tails)
+    stream = load_i64(pool + WORD * (POOL_STREAMS + lane))
+    slot, error = free_slot(occupied, len(orders)), np.int64(0)
+    if forked & slot_bit(lane) == np.uint64(0):
+        error = wait_event(wait, stream, load_i64(pool + WORD * POOL_FORK))
+    for old in range(len(orders)):
+        if direct & slot_bit(old) != np.uint64(0) and lanes[old] != lane and error == 0:
+            event = load_i64(pool + WORD * (POOL_EVENTS + old))
+            if marked & slot_bit(old) == np.uint64(0):  # behind whatever its stream was given since
+                error = record_event(record, event, load_i64(pool + WORD * (POOL_STREAMS + lanes[old])))
+                marked |= slot_bit(old)
+            error = wait_event(wait, stream, event) if error == 0 else error
+    if error == 0:
+        error = _launch(desc, call, unit_index, op_index, lane, stream)
+    order = orders.max() + 1
+    if error == 0 and (order + 1) % max(len(orders) // _MARKS, 1) == 0:
+        error = record_event(record, load_i64(pool + WORD * (POOL_EVENTS + slot)), stream)
+        marked |= slot_bit(slot)
+    kinds[slot], ops[slot], units[slot], lanes[slot], orders[slot] = kind, op_index, unit_index, lane, order
+    upstream[slot], tails[lane] = mask, order
+    return slot, marked, forked | slot_bit(lane), error
+
+
+@njit
+def launch_window(desc: int, call: int, stream: int, pool: int) -> int:
+    """Launch all tasks through the window; 0 or an error. Nobody else may use the pool meanwhile."""
+    size, streams = load_i64(desc + WORD * DESC_WINDOW), load_i64(desc + WORD * DESC_STREAMS)
+    state, functions = load_i64(call + WORD * CALL_WINDOW), load_i64(desc + WORD * DESC_FUNCTIONS)
+    kinds, ops, units = _words(state, 0, size), _words(state, 1, size), _words(state, 2, size)
+    lanes, orders = _words(state, 3, size), _words(state, 4, size)
+    upstream = _words(state, 5, size).view(np.uint64)
+    tails = _words(state, 6, streams)  # the last task of each stream that may be unfinished, or -1
+    upstream[:], orders[:], tails[:] = 0, -1, -1
+    slots = (kinds, ops, units, lanes, orders, upstream, tails)
+    store_i64(pool + WORD * POOL_STREAMS, stream)
+    occupied, marked, forked = np.uint64(0), np.uint64(0), np.uint64(1)
+    error = record_event(load_i64(functions + WORD * F_RECORD), load_i64(pool + WORD * POOL_FORK), stream)
+    for op_index in range(most_ops(desc)):
+        for unit_index in range(load_i64(call + WORD * CALL_UNITS)):
+            part = load_i64(unit_address(call, unit_index) + WORD * UNIT_PART)
+            if error != 0 or op_index >= load_i64(part + WORD * PART_OPS):
+                continue
+            occupied, marked, error = _make_room(desc, call, pool, (slots, occupied, marked))
+            if error == 0:
+                window = (slots, occupied, marked)
+                slot, marked, forked, error = _issue(desc, call, pool, window, forked, unit_index, op_index)
+                occupied |= slot_bit(slot)
+                if error != 0 and load_i64(call + WORD * CALL_ERROR) == 0:
+                    fail_call(call, error, op_index, unit_index)
+    return _join(functions, call, pool, stream, forked, streams, error)
+
+
+@njit
+def _join(functions: int, call: int, pool: int, stream: int, forked: Any, streams: int, error: int) -> int:
+    """Let the caller's stream wait for the others, also after an error; the first error."""
+    record, wait = load_i64(functions + WORD * F_RECORD), load_i64(functions + WORD * F_WAIT)
+    for lane in range(1, streams):
+        if forked & slot_bit(lane) != np.uint64(0):
+            event = load_i64(pool + WORD * (POOL_JOINS + lane))
+            late = record_event(record, event, load_i64(pool + WORD * (POOL_STREAMS + lane)))
+            late = wait_event(wait, stream, event) if late == 0 else late
+            if late != 0 and error == 0:
+                error = fail_call(call, late, 0, 0)
+    return error

@@ -1,0 +1,52 @@
+"""How a stream is scheduled: which scheduler, and its knobs."""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+from typing import Any
+
+from brax_concurrent.backends.cuda_program import MAX_STREAMS
+from brax_concurrent.scheduler.window import MAX_SLOTS
+
+SCHEDULERS = ("serial", "sw", "graph")
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A scheduler and its knobs.
+
+    Attributes:
+        scheduler: "serial": program order. "sw": the out-of-order window on the host. "graph": a CUDA Graph.
+        window: slots of the window of "sw", 1 to 64.
+        streams: CUDA streams of "sw", 1 to 16. (On the CPU its tasks run on as many threads as the program has.)
+        envs_per_task: environments of a task, a multiple of 32; 0: on CUDA all, on the CPU 32.
+
+    Raises:
+        TypeError, ValueError: naming the argument.
+    """
+
+    scheduler: str = "serial"
+    window: int = 32
+    streams: int = 4
+    envs_per_task: int = 0
+
+    def __post_init__(self) -> None:
+        if self.scheduler not in SCHEDULERS:
+            raise ValueError(f"scheduler: expected one of {SCHEDULERS}, got {self.scheduler!r}")
+        for name, low, high in (("window", 1, MAX_SLOTS), ("streams", 1, MAX_STREAMS)):
+            value = whole(name, getattr(self, name))
+            if not low <= value <= high:
+                raise ValueError(f"{name}: expected {low} to {high}, got {value}")
+        if whole("envs_per_task", self.envs_per_task) < 0 or self.envs_per_task % 32 != 0:
+            raise ValueError(f"envs_per_task: expected 0 or a multiple of 32, got {self.envs_per_task}")
+
+
+def whole(name: str, value: Any) -> int:
+    """`value` as an int; TypeError, naming the argument, if it is no whole number."""
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name}: expected a whole number, got {value!r}") from None
