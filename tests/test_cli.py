@@ -1,6 +1,7 @@
 """The command line, called as a function; small sizes, and robots that compile fast."""
 
 import copy
+import dataclasses
 import errno
 import os
 import re
@@ -15,7 +16,7 @@ import brax_concurrent
 from brax_concurrent import cli
 from brax_concurrent.backends.native import DESC_ARENA_BYTES
 from brax_concurrent.envs import check as checking
-from brax_concurrent.envs import make
+from brax_concurrent.envs import footprints, make
 
 jax.config.update("jax_platforms", "cpu")
 
@@ -100,6 +101,7 @@ def test_wrong_options_are_refused(capsys, arguments, said):
         (["rollout", "ant", "--scheduler", "fifo"], "scheduler: expected one of"),
         (["check", "ant", "--backend", "cuda"], "backend: 'cuda' needs JAX on a CUDA GPU"),
         (["check", "humanoidd"], "did you mean 'humanoid'"),
+        (["check-footprints", "robot.xml"], "error: robot: check-footprints takes the name of a robot that"),
         (["check", "no/such/robot.xml"], "error: robot: there is no file no/such/robot.xml"),
         (
             ["rollout", "my/robot.xml"],
@@ -371,6 +373,59 @@ def test_relative_errors():
     np.testing.assert_allclose(checking.relative_errors(found, expected), [0.1, 0.01, np.inf])
     np.testing.assert_allclose(checking.relative_errors(found, expected, size=4.0), [0.05, 5e-6, np.inf])
     assert checking.relative_errors(np.zeros((0, 3)), np.zeros((0, 3))).shape == (0,)
+
+
+# ---- check-footprints
+
+
+def test_footprints_of_a_robot(capsys):
+    assert run("check-footprints", "grasp") == 0
+    output = capsys.readouterr().out
+    rows = [line.split() for line in output.splitlines()[2:] if not line.startswith("note: ")][:-1]
+    assert {row[0] for row in rows} == {"reset_all", "control_step", "reset_where", "restart"}
+    assert {row[-1] for row in rows} == {"ok"}
+    assert ["control_step", "kinematics", "24", "ok"] in rows  # 4 substeps, 3 states, 2 tiles
+    assert output.endswith("\nall kernels that ran keep to their footprints\n")
+
+
+def test_a_lie_about_a_robot_is_named(capsys, monkeypatch):
+    """Solve does not say that it reads qacc_warmstart."""
+    right = footprints.tile_program
+
+    def lying(env, kind):
+        program = right(env, kind)
+        (field,) = (f for f in program.layout.fields if f.name == "qacc_warmstart")
+        hidden = range(field.start, field.stop)
+
+        def without(footprint):
+            def of_tile(tile):
+                base = tile * program.layout.arena_bytes
+                kept = []
+                for s in footprint(tile).reads:
+                    if s.buffer != -1 or not (s.start < base + hidden.stop and base + hidden.start < s.stop):
+                        kept.append(s)
+                        continue
+                    kept.append(dataclasses.replace(s, stop=max(s.start, base + hidden.start)))
+                    kept.append(dataclasses.replace(s, start=min(s.stop, base + hidden.stop)))
+                return dataclasses.replace(footprint(tile), reads=tuple(kept))
+
+            return of_tile
+
+        ops = tuple(
+            dataclasses.replace(op, kernel=dataclasses.replace(op.kernel, footprint=without(op.kernel.footprint)))
+            if op.kernel.name == "solve"
+            else op
+            for op in program.ops
+        )
+        return dataclasses.replace(program, ops=ops)
+
+    monkeypatch.setattr(footprints, "tile_program", lying)
+    assert run("check-footprints", "grasp") == 1
+    output = capsys.readouterr().out.splitlines()
+    assert "VIOLATES" in next(line for line in output if line.split()[:2] == ["control_step", "solve"])
+    (told,) = (line for line in output if line.startswith("violation: "))
+    assert told.startswith("violation: control_step: kernel solve reads field qacc_warmstart, bytes [")
+    assert output[-1] == "violations: 1"
 
 
 @pytest.mark.slow

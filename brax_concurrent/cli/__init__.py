@@ -1,4 +1,4 @@
-"""The command `brax-concurrent`: roll robots out, list them, check them against MuJoCo."""
+"""The command `brax-concurrent`: roll robots out, list them, check them and their kernels."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from brax_concurrent import __version__
-from brax_concurrent.cli import check, envs, rollout
+from brax_concurrent.cli import check, check_footprints, envs, rollout
 from brax_concurrent.cli.common import FAILED, INTERRUPTED, CommandError
 
 EXAMPLES = """\
@@ -18,8 +18,9 @@ examples:
   brax-concurrent rollout humanoid --num-envs 64 --steps 200 --out humanoid.npz
   brax-concurrent check walker2d --dtype float64
   brax-concurrent check my_robot.xml
+  brax-concurrent check-footprints ant
 
-exit codes: 0 done; 1 a tolerance was missed or a file could not be written; 2 wrong arguments; 130 interrupted (Ctrl-C)
+exit codes: 0 done; 1 a check failed or a file could not be written; 2 wrong arguments; 130 interrupted (Ctrl-C)
 """
 
 
@@ -52,6 +53,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"brax-concurrent {__version__}")
     subparsers = parser.add_subparsers(metavar="COMMAND", required=True)
-    for command in (rollout, envs, check):
+    for command in (rollout, envs, check, check_footprints):
         command.add_parser(subparsers)
     return parser

@@ -57,3 +57,14 @@ def print_table(rows: Sequence[Sequence[str]], left: Sequence[int] = (0,)) -> No
 def is_path(robot: str) -> bool:
     """Whether a `robot` argument means a file rather than a name."""
     return robot.endswith(".xml") or os.sep in robot
+
+
+def refuse_path(command: str, robot: str) -> None:
+    """Raise a usage error if `robot` means a file, for a command that needs a task."""
+    if is_path(robot):
+        raise CommandError(
+            f"robot: {command} takes the name of a robot that `brax-concurrent envs` lists, got {robot!r}. An MJCF "
+            "file has physics but no task: `brax-concurrent check FILE` compares it with MuJoCo, and "
+            "brax_concurrent.Simulator simulates it",
+            USAGE,
+        )

@@ -20,11 +20,10 @@ import numpy as np
 from brax_concurrent.cli.common import (
     FAILED,
     OK,
-    USAGE,
     CommandError,
     add_place,
     at_least,
-    is_path,
+    refuse_path,
     wrong_arguments,
 )
 
@@ -55,13 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Simulate, print statistics, write the file; returns the exit code."""
     from brax_concurrent.envs import make
 
-    if is_path(arguments.robot):
-        raise CommandError(
-            f"robot: rollout takes the name of a robot that `brax-concurrent envs` lists, got {arguments.robot!r}. An "
-            "MJCF file has physics but no task: `brax-concurrent check FILE` compares it with MuJoCo, and "
-            "brax_concurrent.Simulator simulates it",
-            USAGE,
-        )
+    refuse_path("rollout", arguments.robot)
     with wrong_arguments():
         setting = {name: getattr(arguments, name) for name in ("backend", "scheduler", "threads")}
         env = make(arguments.robot, arguments.num_envs, **setting)

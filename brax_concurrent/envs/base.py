@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -23,7 +23,7 @@ from brax_concurrent.envs.arrays import (
     varying_alike,
 )
 from brax_concurrent.envs.state import State
-from brax_concurrent.envs.stream import StreamBuilder
+from brax_concurrent.envs.stream import Stream, StreamBuilder
 from brax_concurrent.envs.task import Task
 from brax_concurrent.interop.jax_ffi import Program
 from brax_concurrent.kernels.layout import MODEL_PREFIX
@@ -144,7 +144,12 @@ class Env:
     def _restart_program(self) -> Program:
         return self._compile("restart")
 
-    def _compile(self, kind: str) -> Program:
+    def stream(self, kind: str) -> tuple[Callable[[], Stream], str | None]:
+        """What builds one of this environment's streams, and what says which stream it is, given the source.
+
+        Args:
+            kind: "control_step", "reset_all", "reset_where" or "restart".
+        """
         make_stream = getattr(self._builder, kind)
         if kind == "control_step":
             make_stream = functools.partial(make_stream, self.granularity)
@@ -152,6 +157,10 @@ class Env:
         if identity is not None:
             arguments = (self.per_env, self.autoreset, self.granularity if kind == "control_step" else "")
             identity = f"{kind} {identity} {self.model.fingerprint} {arguments}"
+        return make_stream, identity
+
+    def _compile(self, kind: str) -> Program:
+        make_stream, identity = self.stream(kind)
         return program.compile_stream(
             make_stream, self.backend, self.dtype.name, self._threads, identity, self.schedule
         )

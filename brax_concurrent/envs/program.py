@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from brax_concurrent.backends import cpu, cuda, cuda_driver
 from brax_concurrent.backends.composite import Part, build_composite
@@ -23,9 +23,13 @@ from brax_concurrent.backends.objects import ObjectCache
 from brax_concurrent.envs import program_cuda
 from brax_concurrent.envs.stream import Stream
 from brax_concurrent.interop.jax_ffi import Program
+from brax_concurrent.kernels.specialize import TileLayout as Layout
 from brax_concurrent.kernels.specialize import specialize, touched
 from brax_concurrent.scheduler.schedule import Schedule
-from brax_concurrent.scheduler.serial import TileKernel, TileLayout, TileOp, TileProgram, compile_serial
+from brax_concurrent.scheduler.serial import ArenaField, TileKernel, TileLayout, TileOp, TileProgram, compile_serial
+
+if TYPE_CHECKING:
+    from brax_concurrent.envs.base import Env
 
 _PRECISIONS = {"float32": "f32", "float64": "f64"}
 
@@ -97,6 +101,22 @@ def compile_cpu(make_stream: Callable[[], Stream], dtype: str, threads: int, ide
     return _program(_kept(identity, dtype, cpu.target(), lambda: _pack(make_stream(), dtype)), threads)
 
 
+def tile_program(env: Env, kind: str = "control_step") -> TileProgram:
+    """A program of an environment on the CPU as schedulers see it: kernels, footprints, program order.
+
+    Args:
+        env: the environment; its granularity is that of the control step.
+        kind: "control_step", "reset_all", "reset_where" or "restart".
+
+    Returns:
+        The program; `layout.fields` says where fields lie in its arena.
+    """
+    make_stream, identity = env.stream(kind)
+    dtype = env.dtype.name
+    line, _, data = _kept(identity, dtype, cpu.target(), lambda: _pack(make_stream(), dtype)).partition(b"\n")
+    return _tile_program(json.loads(line), data)
+
+
 def compile_cuda(
     make_stream: Callable[[], Stream], dtype: str, identity: str | None = None, schedule: Schedule | None = None
 ) -> CudaProgram:
@@ -145,9 +165,20 @@ def _pack(stream: Stream, dtype: str) -> bytes:
         "kernels": {symbol: (names[symbol], *touched(special.programs[names[symbol]])) for symbol in objects},
         "arena_bytes": special.layout.arena_bytes,
         "buffers": [asdict(b) for b in buffers_of(stream, dtype)],
+        "fields": _fields(special.layout, stream, dtype),
         "sizes": {symbol: len(data) for symbol, data in objects.items()},
     }
     return json.dumps(header).encode() + b"\n" + b"".join(objects.values())
+
+
+def _fields(layout: Layout, stream: Stream, dtype: str) -> dict[str, tuple[int, int, str]]:
+    """By field, its bytes [start, stop) of the arena, where its rows lie side by side, and its dtype."""
+    rows: dict[str, list[int]] = {}
+    for (name, _), row in layout.rows.items():
+        rows.setdefault(name, []).append(row)
+    types = {"f": dtype, "i": "int32"}
+    size = layout.row_bytes
+    return {name: (min(r) * size, (max(r) + 1) * size, types[stream.fields[name].dtype]) for name, r in rows.items()}
 
 
 def _program(packed: bytes, threads: int) -> CpuProgram:
@@ -158,12 +189,13 @@ def _program(packed: bytes, threads: int) -> CpuProgram:
 def _tile_program(header: Any, objects: bytes) -> TileProgram:
     """What `_pack` packed, as the schedulers see it: kernels with their footprints, in program order."""
     buffers = tuple(BufferSpec(**{**b, "shape": tuple(b["shape"])}) for b in header["buffers"])
-    layout = TileLayout(header["arena_bytes"], buffers)
+    fields = tuple(ArenaField(name, *what) for name, what in header["fields"].items())
+    layout = TileLayout(header["arena_bytes"], buffers, fields)
     kernels, start = {}, 0
     for symbol, size in header["sizes"].items():
         name, *spans = header["kernels"][symbol]
         reads, writes = ([s if isinstance(s, str) else (s[0], s[1]) for s in side] for side in spans)
         address = cpu.Code(symbol, objects[start : start + size]).address
-        kernels[symbol] = TileKernel(name, address, symbol, layout.footprint(reads, writes))
+        kernels[symbol] = TileKernel(name, address, symbol, layout.footprint(reads, writes, kernel=name))
         start += size
     return TileProgram(layout, tuple(TileOp(kernels[symbol]) for symbol in header["ops"]))

@@ -58,6 +58,22 @@ def merged(segments: Iterable[Segment]) -> tuple[Segment, ...]:
     return tuple(result)
 
 
+def without(segments: Iterable[Segment], covered: Iterable[Segment]) -> tuple[Segment, ...]:
+    """The bytes of `segments` that `covered` does not hold, in the fewest segments, sorted."""
+    held = merged(covered)
+    left = []
+    for segment in merged(segments):
+        start = segment.start
+        for other in held:
+            if other.buffer == segment.buffer and other.stop > start and other.start < segment.stop:
+                if start < other.start:
+                    left.append(Segment(segment.buffer, start, other.start))
+                start = other.stop
+        if start < segment.stop:
+            left.append(Segment(segment.buffer, start, segment.stop))
+    return tuple(left)
+
+
 @dataclass(frozen=True)
 class Footprint:
     """The memory that a task reads and writes.

@@ -20,7 +20,7 @@ from itertools import zip_longest
 from brax_concurrent.backends.composite import Part, build_composite
 from brax_concurrent.backends.cpu_program import ALWAYS, BufferSpec, CpuProgram, build_program, content_hash
 from brax_concurrent.backends.native import TILE
-from brax_concurrent.scheduler.footprint import EVERYTHING, Footprint, Segment, conflicts, merged, together
+from brax_concurrent.scheduler.footprint import EVERYTHING, Footprint, Segment, conflicts, merged, together, without
 from brax_concurrent.scheduler.task import PREDICATE_BYTES, Task
 
 ARENA = -1
@@ -36,15 +36,27 @@ environments), or the bytes [start, stop) of the arena."""
 
 
 @dataclass(frozen=True)
+class ArenaField:
+    """What lies in the bytes [start, stop) of every tile's arena; dtype is NumPy's name."""
+
+    name: str
+    start: int
+    stop: int
+    dtype: str = "float32"
+
+
+@dataclass(frozen=True)
 class TileLayout:
     """Where a tile's data lies.
 
     arena_bytes  scratch memory of one tile
     buffers      the user's arrays, in the kernels' order
+    fields       names for parts of the arena, for messages and checks; any number
     """
 
     arena_bytes: int
     buffers: tuple[BufferSpec, ...]
+    fields: tuple[ArenaField, ...] = ()
 
     def segment(self, span: Span, tile: int) -> Segment:
         """One tile's bytes of a span, as if the tile were full.
@@ -71,10 +83,27 @@ class TileLayout:
         spec = self.buffers[index]
         return Segment(index, 0, spec.item_bytes * (num_envs if spec.per_env else 1))
 
-    def footprint(self, reads: Sequence[Span] = (), writes: Sequence[Span] = ()) -> Callable[[int], Footprint]:
-        """The footprint, a function of the tile, of a kernel that touches the same places in every tile."""
+    def describe(self, segment: Segment) -> str:
+        """A segment of tile 0's arena, or of a user's buffer, for messages."""
+        names = f"buffer {self.buffers[segment.buffer].name}" if segment.buffer != ARENA else "the arena"
+        if segment.buffer == ARENA:
+            inside = [f.name for f in self.fields if max(f.start, segment.start) < min(f.stop, segment.stop)]
+            names = f"field {', '.join(inside)} in the arena" if inside else names
+        return f"bytes [{segment.start}, {segment.stop}) of {names}"
+
+    def footprint(
+        self, reads: Sequence[Span] = (), writes: Sequence[Span] = (), *, kernel: str = ""
+    ) -> Callable[[int], Footprint]:
+        """The footprint, a function of the tile, of a kernel that touches the same places in every tile.
+
+        Raises:
+          ValueError: a place that is not there, see `segment`; the message begins with `kernel`, its name.
+        """
         for span in (*reads, *writes):
-            self.segment(span, 0)  # a wrong name is reported here, where it was written
+            try:
+                self.segment(span, 0)  # a wrong name is reported here, where it was written
+            except ValueError as error:
+                raise ValueError(f"kernel {kernel}: {error}" if kernel else str(error)) from None
 
         def of_tile(tile: int) -> Footprint:
             return Footprint(
@@ -124,18 +153,30 @@ class TileProgram:
     """What every tile runs in a control step: `ops` in program order, kernels any number of times.
 
     Raises:
-      ValueError: a kernel says that it writes a buffer whose access is "read".
+      ValueError: a kernel's footprint has a buffer that is not there, bytes beyond one that all tiles share, or writes
+        to one whose access is "read".
     """
 
     layout: TileLayout
     ops: tuple[TileOp, ...]
 
     def __post_init__(self) -> None:
-        for op in self.ops:
-            for segment in op.kernel.footprint(0).writes:
-                spec = self.layout.buffers[segment.buffer] if segment.buffer != ARENA else None
-                if spec is not None and spec.access == "read":
-                    raise ValueError(f"kernel {op.kernel.name} writes buffer {spec.name}, whose access is read")
+        for kernel in dict.fromkeys(op.kernel for op in self.ops):
+            footprint = kernel.footprint(0)
+            for does, segments in (("reads", footprint.reads), ("writes", footprint.writes)):
+                for segment in segments:
+                    self._check(f"kernel {kernel.name} {does}", segment, does == "writes")
+
+    def _check(self, what: str, segment: Segment, written: bool) -> None:
+        if segment.buffer == ARENA:
+            return
+        if not 0 <= segment.buffer < len(self.layout.buffers):
+            raise ValueError(f"{what} buffer {segment.buffer}; there are {len(self.layout.buffers)} buffers")
+        spec = self.layout.buffers[segment.buffer]
+        if written and spec.access == "read":
+            raise ValueError(f"{what} buffer {spec.name}, whose access is read")
+        if not spec.per_env and segment.stop > spec.item_bytes:
+            raise ValueError(f"{what} {self.layout.describe(segment)}, which has {spec.item_bytes} bytes")
 
     @property
     def tiles_are_independent(self) -> bool:
@@ -246,6 +287,30 @@ class TileComposite:
             yield replace(task, kernel=f"{part.name}.{task.kernel}", footprint=footprint, predicate=predicate)
 
 
+def check_written(program: TileProgram) -> None:
+    """Raise ValueError if a kernel reads what nobody wrote: the arena, or a buffer whose access is "write".
+
+    Both hold anything when a tile's first op runs. So what an op reads of them, an earlier op of the tile must declare
+    to write, or the op itself, which then reads what it wrote. A predicate is read before its op runs. Whether an op
+    writes all that it declares cannot be told from footprints; `check.py` and poisoned arenas find it by running.
+    """
+    layout = program.layout
+    scratch = {ARENA, *(i for i, spec in enumerate(layout.buffers) if spec.access == "write")}
+    written: tuple[Segment, ...] = ()
+    for index, task in enumerate(program.tasks_of_tile(0, TILE)):
+        everything, own = task.footprint.everything, task.footprint.writes
+        predicate = () if task.predicate is None else (task.predicate,)
+        reads = [segment for segment in task.footprint.reads if segment.buffer in scratch]
+        missing = without(predicate, written) or (() if everything else without(reads, (*written, *own)))
+        if missing:
+            what = ", ".join(layout.describe(segment) for segment in missing)
+            raise ValueError(f"kernel {task.kernel} (op {index}) reads {what}, which no op before it writes")
+        if everything:
+            return  # it may have written all the rest
+        if without(own, written):
+            written = merged((*written, *own))
+
+
 def _side_by_side(tiles: Sequence[Iterator[Task]], interleave: int) -> Iterator[Task]:
     """The tasks of tiles, of which `interleave` at a time take turns, a task each."""
     for first in range(0, len(tiles), interleave):
@@ -261,12 +326,15 @@ def compile_composite(composite: TileComposite, *, threads: int = 0, poison: boo
         on one thread.
 
     Raises:
-      ValueError: see `build_program` and `build_composite`.
+      ValueError: see `compile_serial`, the message then begins with the part's name, and `build_composite`.
     """
-    parts = [
-        Part(part.name, compile_serial(part.program, threads=threads, poison=poison), part.num_envs)
-        for part in composite.parts
-    ]
+    parts = []
+    for part in composite.parts:
+        try:
+            compiled = compile_serial(part.program, threads=threads, poison=poison)
+        except ValueError as error:
+            raise ValueError(f"part {part.name}: {error}") from error
+        parts.append(Part(part.name, compiled, part.num_envs))
     return build_composite(parts)
 
 
@@ -280,13 +348,13 @@ def compile_serial(program: TileProgram, *, threads: int = 0, poison: bool = Fal
       poison: fill the arena with NaN before each tile, to find kernels that read what was never written.
 
     Raises:
-      ValueError: see `build_program`.
+      ValueError: see `check_written` and `build_program`.
     """
     layout = program.layout
     buffers = tuple((spec.name, spec.shape, spec.dtype, spec.access, spec.per_env) for spec in layout.buffers)
     threads = threads if program.tiles_are_independent else 1
     ops = tuple((op.kernel.fingerprint, op.predicate) for op in program.ops)
-    return build_program(
+    native = build_program(
         [(op.kernel.address, op.predicate) for op in program.ops],
         layout.arena_bytes,
         layout.buffers,
@@ -295,3 +363,5 @@ def compile_serial(program: TileProgram, *, threads: int = 0, poison: bool = Fal
         poison=poison,
         owners=[op.kernel.owner for op in program.ops],
     )
+    check_written(program)  # after build_program, which refuses predicates that are not in the arena
+    return native

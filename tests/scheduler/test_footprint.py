@@ -15,6 +15,7 @@ from brax_concurrent.scheduler.footprint import (
     hazards,
     merged,
     together,
+    without,
 )
 
 MEMORY = {(buffer, byte) for buffer in range(2) for byte in range(12)}
@@ -47,6 +48,13 @@ def memory_of(footprint):
 def test_segments_overlap_when_they_share_a_byte(one, other):
     assert one.overlaps(other) == bool(bytes_of([one]) & bytes_of([other]))
     assert one.overlaps(other) == other.overlaps(one)
+
+
+@given(st.lists(segments()), st.lists(segments()))
+def test_what_others_do_not_cover_is_left(parts, others):
+    left = without(parts, others)
+    assert bytes_of(left) == bytes_of(parts) - bytes_of(others)
+    assert left == merged(left)
 
 
 @given(st.lists(segments()))
