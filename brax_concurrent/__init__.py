@@ -11,15 +11,20 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from brax_concurrent.envs import State, list_envs, make
     from brax_concurrent.envs.simulator import Simulator
+    from brax_concurrent.scheduler.kernel import kernel
+    from brax_concurrent.scheduler.stream import TaskError, TaskStream
     from brax_concurrent.training.rollout import rollout
 
 __version__ = "0.1.0.dev0"
 
-__all__ = ["Simulator", "State", "list_envs", "make", "rollout"]
+__all__ = ["Simulator", "State", "TaskError", "TaskStream", "kernel", "list_envs", "make", "rollout"]
 
 _HOMES = {
     "Simulator": "brax_concurrent.envs.simulator",
     "State": "brax_concurrent.envs",
+    "TaskError": "brax_concurrent.scheduler.stream",
+    "TaskStream": "brax_concurrent.scheduler.stream",
+    "kernel": "brax_concurrent.scheduler.kernel",
     "list_envs": "brax_concurrent.envs",
     "make": "brax_concurrent.envs",
     "rollout": "brax_concurrent.training.rollout",

@@ -10,6 +10,10 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 
 # By file: arguments of its main, and what it prints, as a regular expression.
 CASES = {
+    "cholesky.py": (
+        {"count": 5, "size": 8},
+        r"35 tasks, 13 one after the other; largest error \d\.\de-1[3-6]\n",
+    ),
     "demo.py": (
         {"num_envs": 16, "length": 30, "batches": 2, "robots": ("halfcheetah", "walker2d")},
         r"16 environments of each robot, 2 batches of 30 steps, on \S+\n"

@@ -5,6 +5,7 @@ Each takes the address of its function first, handles and pointers as int64, and
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
@@ -53,6 +54,13 @@ class Functions:
     def words(self) -> np.ndarray:
         """(functions,) int64."""
         return np.array([getattr(self, f.name) for f in fields(self)], np.int64)
+
+
+def error_text(explain: int, error: int) -> str:
+    """What `cuGetErrorString`, at the address `explain`, says of an error code."""
+    text = ctypes.c_char_p()
+    ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_void_p)(explain)(error, ctypes.addressof(text))
+    return (text.value or b"unknown").decode()
 
 
 DRIVER_NAMES = (

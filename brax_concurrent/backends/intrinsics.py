@@ -134,6 +134,10 @@ give_way = _define("give_way", "Let another thread run on this core.", 0, _give_
 monotonic_ns = _define("monotonic_ns", "Nanoseconds of the clock of `time.monotonic_ns`.", 0, _monotonic_ns)
 
 call_kernel = _define("call_kernel", "Kernel a(arena b, buffers c, first_env d, num_envs e).", 5, _call_kernel, False)
+call_task = _define(
+    "call_task", "int64 task a(args b, first_unit c, num_units d).", 4,
+    lambda b, v: _call_address(b, v[0], I64, [_at(b, v[1], I8), v[2], v[3]]),
+)  # fmt: skip
 call_address = _define(
     "call_address", "int64 a(b): call the C function at a with one pointer.", 2,
     lambda b, v: _call_address(b, v[0], I64, [v[1]]),

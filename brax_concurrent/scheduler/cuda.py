@@ -223,7 +223,4 @@ def _part_of(program: CudaProgram, unit: int, num_envs: int) -> tuple[CudaPart, 
 
 def _text(program: CudaProgram, error: int) -> str:
     words = (ctypes.c_int64 * (cuda_calls.F_EXPLAIN + 1)).from_address(int(program.desc[DESC_FUNCTIONS]))
-    explain = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_void_p)(words[cuda_calls.F_EXPLAIN])
-    text = ctypes.c_char_p()
-    explain(error, ctypes.addressof(text))
-    return (text.value or b"unknown").decode()
+    return cuda_calls.error_text(words[cuda_calls.F_EXPLAIN], error)

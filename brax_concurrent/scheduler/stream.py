@@ -1,0 +1,367 @@
+"""Streams of tasks of any application: kernels on plain arrays, in program order.
+
+The stream records. What each task reads and writes follows from its arrays, and what may run at once from that.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from brax_concurrent.backends import task_cpu
+from brax_concurrent.backends.arguments import Argument, ArgumentType, ArrayArgument, Device, KernelError
+from brax_concurrent.scheduler import graph
+from brax_concurrent.scheduler.arrays import as_argument, is_jax, segments
+from brax_concurrent.scheduler.footprint import EVERYTHING, Footprint, merged
+from brax_concurrent.scheduler.kernel import Kernel
+from brax_concurrent.scheduler.scratch import Scratch
+from brax_concurrent.scheduler.task import Task
+from brax_concurrent.scheduler.window import MAX_SLOTS
+
+SCHEDULERS = ("serial",)
+
+Compile = Callable[[Kernel, tuple[ArgumentType, ...]], Any]
+_CODE: WeakKeyDictionary[Kernel, dict[tuple[str, tuple[ArgumentType, ...]], Any]] = WeakKeyDictionary()
+
+
+class TaskError(RuntimeError):
+    """A kernel raised an exception, which is this one's cause; tasks after it have not run.
+
+    Attributes:
+      task: its place in the stream.
+      kernel: the kernel's name.
+      unit: the unit that failed.
+    """
+
+    def __init__(self, message: str, task: int, kernel: str, unit: int):
+        super().__init__(message)
+        self.task, self.kernel, self.unit = task, kernel, unit
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """What is needed to run a task: the kernel, its arguments by name, and where its predicate is."""
+
+    kernel: Kernel
+    units: int
+    arguments: dict[str, Argument]
+    predicate: ArrayArgument | None
+
+    def reads(self) -> dict[str, ArrayArgument]:
+        """The arrays that it is known to read, by what messages call them."""
+        found = self._named(self.kernel.reads or ())
+        return found if self.predicate is None else {**found, "predicate": self.predicate}
+
+    def writes(self) -> dict[str, ArrayArgument]:
+        """The arrays that it is known to write."""
+        return self._named(self.kernel.writes or ())
+
+    def _named(self, names: Iterable[str]) -> dict[str, ArrayArgument]:
+        arrays = {name: self.arguments[name] for name in sorted(names)}
+        return {f"argument {name}": each for name, each in arrays.items() if isinstance(each, ArrayArgument)}
+
+    def types(self, unprotected: Iterable[str] = ()) -> tuple[ArgumentType, ...]:
+        """The arguments' types. What the kernel must not store into is read-only, except for `unprotected`."""
+        return tuple(
+            each.type(self._protected(name, each) and name not in unprotected) for name, each in self.arguments.items()
+        )
+
+    def _protected(self, name: str, argument: Argument) -> bool:
+        if not isinstance(argument, ArrayArgument):
+            return True
+        return not argument.writable if self.kernel.writes is None else name not in self.kernel.writes
+
+
+class TaskStream:
+    """Tasks in program order, on arrays of one device.
+
+    It holds on to the arrays, and reads and writes them where they are. A stream is not thread-safe.
+    """
+
+    def __init__(self) -> None:
+        self._tasks: list[Task] = []
+        self._calls: list[Call] = []
+        self._scratch: list[Scratch] = []
+        self._checked = 0  # tasks that were held against the scratch memory
+        self._device: Device | None = None
+        self._table: Any = None  # of the tasks there were when it was made
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    @property
+    def tasks(self) -> tuple[Task, ...]:
+        """The tasks with their footprints. Segments are addresses of memory."""
+        return tuple(self._tasks)
+
+    @property
+    def device(self) -> Device | None:
+        """Where the stream's arrays are; None: no array yet."""
+        return self._device
+
+    def empty(self, shape: int | tuple[int, ...], dtype: Any = np.float64, device: Device = "cpu") -> Any:
+        """Scratch memory for tasks: an array that is not initialised.
+
+        A task that reads a byte of it which no earlier task of the stream writes is an error when the stream runs.
+
+        Returns:
+          A NumPy array, or with device="cuda" one of Numba's on the current GPU.
+
+        Raises:
+          ValueError: there is no such device.
+        """
+        if device not in ("cpu", "cuda"):
+            raise ValueError(f"device: expected cpu or cuda, got {device!r}")
+        if device == "cpu":
+            array = np.empty(shape, dtype)
+        else:
+            from brax_concurrent.backends import task_cuda
+
+            array = task_cuda.empty(shape, dtype)
+        argument = as_argument(array, "TaskStream.empty")
+        if isinstance(argument, ArrayArgument):
+            self._scratch.append(Scratch(argument))
+        return array
+
+    def add(self, kernel: Kernel, /, *, units: int, predicate: Any = None, **arguments: Any) -> int:
+        """Record a task: `kernel` called for the units 0 to units - 1.
+
+        Args:
+          kernel: see `bc.kernel`.
+          units: how many; 0 is allowed.
+          predicate: an array of one int32 on the stream's device: if it is 0 when the task's turn comes, the task is
+            skipped. None: it always runs.
+          arguments: the kernel's, by name. Arrays are shared, never copied; numbers are every unit's.
+
+        Returns:
+          The task's place in the stream.
+
+        Raises:
+          TypeError: the kernel is none, arguments are missing or unknown, or one has an unsupported type.
+          ValueError: an argument does not fit the kernel's declaration, is read-only but written, or is on another
+            device; units is negative; the task writes its predicate.
+        """
+        if not isinstance(kernel, Kernel):
+            raise TypeError(f"kernel: expected a function declared with @bc.kernel, got {type(kernel).__name__}")
+        label = f"kernel {kernel.name}"
+        count = operator.index(units)
+        if not 0 <= count < 1 << 63:
+            raise ValueError(f"{label}: units must be from 0 to {(1 << 63) - 1}, got {units}")
+        if set(arguments) != set(kernel.parameters):
+            expected, got = ", ".join(kernel.parameters), ", ".join(arguments)
+            raise TypeError(f"{label}: expected the arguments ({expected}), got ({got})")
+        call = Call(
+            kernel,
+            count,
+            {name: as_argument(arguments[name], f"{label}: argument {name}") for name in kernel.parameters},
+            None if predicate is None else _as_predicate(predicate, f"{label}: predicate"),
+        )
+        for name, each in call.arguments.items():
+            _check_declared(kernel, name, each, arguments[name])
+        device = self._one_device(call)
+        task = _task(call)
+        self._device = device
+        self._tasks.append(task)
+        self._calls.append(call)
+        return len(self._tasks) - 1
+
+    def run(self, scheduler: str = "serial", *, window: int = 32, threads: int = 0) -> None:
+        """Run all tasks; returns when they have finished. A stream may be run again, and be added to in between.
+
+        Args:
+          scheduler: "serial": in program order, one task after the other.
+          window: of schedulers that reorder: how many tasks they look at, 1 to 64.
+          threads: of those on the CPU: how many threads, 0 for one per core.
+
+        Raises:
+          ValueError: an argument is out of range, or a task reads scratch memory that none before it writes.
+          KernelError: a kernel does not compile, or stores into an array that it does not declare.
+          TaskError: a kernel raised an exception. What was written until then stays.
+        """
+        if scheduler not in SCHEDULERS:
+            raise ValueError(f"scheduler: expected one of {', '.join(SCHEDULERS)}, got {scheduler!r}")
+        if not 1 <= operator.index(window) <= MAX_SLOTS:
+            raise ValueError(f"window must be from 1 to {MAX_SLOTS}, got {window}")
+        if operator.index(threads) < 0:
+            raise ValueError(f"threads must not be negative, got {threads}")
+        self._check_scratch()
+        if self._device == "cuda":
+            self._run_cuda()
+        else:
+            self._run_cpu()
+
+    def to_dot(self, name: str = "stream") -> str:
+        """The graph of tasks that wait for each other, in the DOT language, for Graphviz."""
+        return graph.to_dot(self._tasks, graph.reduced(graph.dependencies(self._tasks)), name=name)
+
+    # -- recording --
+
+    def _one_device(self, call: Call) -> Device | None:
+        """The device of the stream, with this call in it."""
+        arrays = {f"argument {name}": each for name, each in call.arguments.items()}
+        found, whose = self._device, "the stream's arrays"
+        for name, each in [*arrays.items(), ("predicate", call.predicate)]:
+            if isinstance(each, ArrayArgument):
+                if found is not None and each.device != found:
+                    raise ValueError(
+                        f"kernel {call.kernel.name}: {name}: expected an array on the {found} like {whose}, "
+                        f"got one on the {each.device}"
+                    )
+                if found is None:
+                    found, whose = each.device, name
+        return found
+
+    def _check_scratch(self) -> None:
+        """Hold tasks that are new since the last time against the scratch memory.
+
+        Raises:
+          ValueError: a task reads what no task before it writes.
+        """
+        while self._scratch and self._checked < len(self._calls):
+            call = self._calls[self._checked]
+            reads, writes = call.reads(), call.writes()
+            for name, each in reads.items():
+                if not all(scratch.written(each) for scratch in self._scratch):
+                    raise ValueError(
+                        f"task {self._checked}, kernel {call.kernel.name}: {name}: reads memory of TaskStream.empty "
+                        "that no task before it writes"
+                    )
+            for scratch in self._scratch:
+                if not call.kernel.declared:
+                    scratch.write_all()
+                for each in writes.values():
+                    scratch.write(each)
+            self._checked += 1
+
+    # -- running --
+
+    def _run_cpu(self) -> None:
+        table = self._table
+        if table is None or len(table) != len(self._calls):
+            predicates = [0 if call.predicate is None else call.predicate.address for call in self._calls]
+            table = self._table = task_cpu.build_table(self._codes("cpu", _compile_cpu), *self._columns(), predicates)
+        failure = task_cpu.run_in_order(table)
+        if failure is not None:
+            index, code = failure
+            cause, place = task_cpu.exception_of(code)
+            said = f"{type(cause).__name__}: {cause}" + (f" ({place})" if place else "")
+            raise self._failure(index, task_cpu.failed_unit(table, index), said) from cause
+
+    def _run_cuda(self) -> None:
+        from brax_concurrent.backends import task_cuda
+
+        arrays = [each for call in self._calls for each in (*call.arguments.values(), call.predicate)]
+        addresses = [each.address for each in arrays if isinstance(each, ArrayArgument) and each.size > 0]
+        with task_cuda.device_of(addresses) as capability:
+
+            def compile_cuda(kernel: Kernel, types: tuple[ArgumentType, ...]) -> Any:
+                return task_cuda.compile_task(kernel.function, types, capability, fastmath=kernel.fastmath)
+
+            if self._table is None or len(self._table) != len(self._calls):
+                predicates = [call.predicate for call in self._calls]
+                kernels = [task_cuda.load(code) for code in self._codes(str(capability), compile_cuda)]
+                self._table = task_cuda.build_table(kernels, *self._columns(), predicates)
+            failure = task_cuda.run_in_order(self._table)
+        if failure is not None:
+            code, index, unit = failure
+            raise self._failure(index, unit, f"raised an exception, Numba's number {code}")
+
+    def _columns(self) -> tuple[list[tuple[Argument, ...]], list[int]]:
+        """All tasks' arguments and numbers of units."""
+        return [tuple(call.arguments.values()) for call in self._calls], [call.units for call in self._calls]
+
+    def _codes(self, target: str, compile_types: Compile) -> list[Any]:
+        """The code of each task's kernel for its arguments, compiled once per process, target and types."""
+        codes = []
+        for index, call in enumerate(self._calls):
+            known, key = _CODE.setdefault(call.kernel, {}), (target, call.types())
+            if key not in known:
+                try:
+                    known[key] = compile_types(call.kernel, call.types())
+                except KernelError as error:
+                    raise _explained(call, index, error, compile_types) from error
+            codes.append(known[key])
+        return codes
+
+    def _failure(self, index: int, unit: int, said: str) -> TaskError:
+        call = self._calls[index]
+        names = ", ".join(name for name, each in call.arguments.items() if isinstance(each, ArrayArgument))
+        message = f"task {index}, kernel {call.kernel.name} on the arrays ({names}), unit {unit}: {said}"
+        return TaskError(message, index, call.kernel.name, unit)
+
+
+def _as_predicate(value: Any, what: str) -> ArrayArgument:
+    argument = as_argument(value, what)
+    if not isinstance(argument, ArrayArgument) or argument.dtype != "int32" or argument.size != 1:
+        got = f"{argument.dtype}{list(argument.shape)}" if isinstance(argument, ArrayArgument) else "a number"
+        raise ValueError(f"{what}: expected an array of one int32, got {got}")
+    return argument
+
+
+def _check_declared(kernel: Kernel, name: str, argument: Argument, value: Any) -> None:
+    """Hold one argument against the kernel's declaration."""
+    if kernel.reads is None or kernel.writes is None:
+        return
+    what, array = f"kernel {kernel.name}: argument {name}", isinstance(argument, ArrayArgument)
+    named = name in kernel.reads or name in kernel.writes
+    if array and not named:
+        has = f"{sorted(kernel.reads)} and {sorted(kernel.writes)}"
+        raise ValueError(f"{what}: is an array; expected it to be named in the kernel's reads or writes, got {has}")
+    if named and not array:
+        raise ValueError(f"{what}: is named in reads or writes; expected an array, got the number {value!r}")
+    if name in kernel.writes and isinstance(argument, ArrayArgument) and not argument.writable:
+        why = (
+            "JAX arrays always are: pass np.array(x), a copy, and make a JAX array of the result"
+            if is_jax(value)
+            else "pass a writable one"
+        )
+        raise ValueError(f"{what}: the kernel writes it, but the array is read-only ({why})")
+
+
+def _task(call: Call) -> Task:
+    """The task of a call: its footprint from its arrays."""
+    name, kernel, predicate = f"kernel {call.kernel.name}", call.kernel, None
+    if call.predicate is not None:
+        (predicate,) = segments(call.predicate)
+    if kernel.reads is None or kernel.writes is None:
+        return Task(kernel.name, range(call.units), EVERYTHING, predicate)
+    reads, writes = (
+        merged(segment for each in arrays.values() for segment in segments(each))
+        for arrays in (call.reads(), call.writes())
+    )
+    footprint = Footprint(reads, writes)
+    if predicate is not None and any(predicate.overlaps(write) for write in footprint.writes):
+        raise ValueError(f"{name}: predicate: the task itself writes it; give another memory")
+    return Task(kernel.name, range(call.units), footprint, predicate)
+
+
+def _compile_cpu(kernel: Kernel, types: tuple[ArgumentType, ...]) -> task_cpu.TaskCode:
+    return task_cpu.compile_task(kernel.function, types, boundscheck=kernel.boundscheck, fastmath=kernel.fastmath)
+
+
+def _explained(call: Call, index: int, error: KernelError, compile_types: Compile) -> KernelError:
+    """Why a kernel does not compile: because it stores into arrays that it must not, or as Numba says."""
+
+    def compiles(unprotected: set[str]) -> bool:
+        try:
+            compile_types(call.kernel, call.types(unprotected))
+        except KernelError:
+            return False
+        return True
+
+    names, what = set(call.arguments), f"task {index}, kernel {call.kernel.name}"
+    guarded = {
+        name for name, one, other in zip(call.arguments, call.types(), call.types(names), strict=True) if one != other
+    }
+    stored = sorted(name for name in guarded if not compiles(names - {name})) if guarded and compiles(names) else []
+    if not stored:
+        return KernelError(f"{what}: {error}")
+    if call.kernel.writes is None:
+        return KernelError(f"{what}: stores into {', '.join(stored)}, but the array is read-only")
+    writes = sorted(call.kernel.writes)
+    return KernelError(f"{what}: stores into {', '.join(stored)}; expected only what its writes name: {writes}")
