@@ -14,10 +14,11 @@ if TYPE_CHECKING:
     from brax_concurrent.scheduler.kernel import kernel
     from brax_concurrent.scheduler.stream import TaskError, TaskStream
     from brax_concurrent.training.rollout import rollout
+    from brax_concurrent.training.tune import tune
 
 __version__ = "0.1.0.dev0"
 
-__all__ = ["Simulator", "State", "TaskError", "TaskStream", "kernel", "list_envs", "make", "rollout"]
+__all__ = ["Simulator", "State", "TaskError", "TaskStream", "kernel", "list_envs", "make", "rollout", "tune"]
 
 _HOMES = {
     "Simulator": "brax_concurrent.envs.simulator",
@@ -28,6 +29,7 @@ _HOMES = {
     "list_envs": "brax_concurrent.envs",
     "make": "brax_concurrent.envs",
     "rollout": "brax_concurrent.training.rollout",
+    "tune": "brax_concurrent.training.tune",
 }
 
 

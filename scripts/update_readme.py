@@ -34,7 +34,7 @@ def render(text: str, directory: Path) -> str:
         if bench not in _records.BENCHES:
             raise ValueError(f"results:{bench} is no benchmark; known are {_records.BENCHES}")
         path = directory / f"{bench}.jsonl"
-        records = _newest(_records.read(path)) if path.exists() else []
+        records = newest(_records.read(path)) if path.exists() else []
         return opening + _tables(bench, [r for r in records if _passes(r, filters.split())]) + closing
 
     filled, tables = MARKED.subn(fill, text)
@@ -43,7 +43,7 @@ def render(text: str, directory: Path) -> str:
     return filled
 
 
-def _newest(records: list[Record]) -> list[Record]:
+def newest(records: list[Record]) -> list[Record]:
     """The last record of each combination of settings, sorted by case, size and scheduler."""
 
     def settings(record: Record) -> str:

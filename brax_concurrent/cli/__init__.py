@@ -1,4 +1,4 @@
-"""The command `brax-concurrent`: roll robots out, list them, check them and their kernels."""
+"""The command `brax-concurrent`: roll robots out, list them, check them and their kernels, measure and tune them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from brax_concurrent import __version__
-from brax_concurrent.cli import check, check_footprints, envs, rollout
+from brax_concurrent.cli import bench, check, check_footprints, envs, rollout, tune
 from brax_concurrent.cli.common import FAILED, INTERRUPTED, CommandError
 
 EXAMPLES = """\
@@ -19,6 +19,8 @@ examples:
   brax-concurrent check walker2d --dtype float64
   brax-concurrent check my_robot.xml
   brax-concurrent check-footprints ant
+  brax-concurrent bench ant humanoid --num-envs 1024 4096
+  brax-concurrent tune ant --num-envs 4096
 
 exit codes: 0 done; 1 a check failed or a file could not be written; 2 wrong arguments; 130 interrupted (Ctrl-C)
 """
@@ -53,6 +55,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"brax-concurrent {__version__}")
     subparsers = parser.add_subparsers(metavar="COMMAND", required=True)
-    for command in (rollout, envs, check, check_footprints):
+    for command in (rollout, envs, check, check_footprints, bench, tune):
         command.add_parser(subparsers)
     return parser

@@ -22,9 +22,9 @@ def make(
     backend: str = "auto",
     scheduler: str = "serial",
     granularity: str = "auto",
-    window: int = 32,
-    streams: int = 4,
-    envs_per_task: int = 0,
+    window: int | None = None,
+    streams: int | None = None,
+    envs_per_task: int | None = None,
     dtype: str = "float32",
     autoreset: bool = True,
     threads: int = 0,
@@ -46,9 +46,9 @@ def make(
     backend: str = "auto",
     scheduler: str = "serial",
     granularity: str = "auto",
-    window: int = 32,
-    streams: int = 4,
-    envs_per_task: int = 0,
+    window: int | None = None,
+    streams: int | None = None,
+    envs_per_task: int | None = None,
     dtype: str = "float32",
     autoreset: bool = True,
     threads: int = 0,
@@ -67,12 +67,14 @@ def make(
         backend: "cpu", "cuda" or "auto" (CUDA where there is a GPU that JAX uses, else the CPU).
         scheduler: how the tasks of a step are put in order. "serial": program order. "sw": through an out-of-order
             window, independent tasks at once: on several CUDA streams, or on the CPU on its threads. "graph" (CUDA
-            only): the step as a CUDA Graph with its true branches, captured once. All give the same bits.
+            only): the step as a CUDA Graph with its true branches, captured once. All give the same bits. "auto" takes
+            what `bc.tune` measured best here, else "serial".
         granularity: one task for each stage of the physics ("stage"), for each physics step ("substep") or for a
-            whole control step ("step"). The results are the same, bit for bit; "auto" takes what measured best.
-        window: slots of the window of "sw", 1 to 64; with 1, tasks run in program order.
-        streams: CUDA streams of "sw", 1 to 16.
-        envs_per_task: environments of one task, a multiple of 32; 0: on CUDA all of them, on the CPU 32.
+            whole control step ("step"). The results are the same, bit for bit; "auto" takes what `bc.tune` measured
+            best here, else what measured best elsewhere.
+        window: slots of the window of "sw", 1 to 64, default 32; with 1, tasks run in program order.
+        streams: CUDA streams of "sw", 1 to 16, default 4.
+        envs_per_task: environments of one task on CUDA, a multiple of 32; default 0: all. A CPU task has 32.
         dtype: "float32", or "float64" (with `jax_enable_x64`).
         autoreset: whether `step` resets environments that ended, each to a fresh random state.
         threads: CPU threads at most; 0: all cores.

@@ -11,7 +11,7 @@ import numpy as np
 
 from brax_concurrent.interop.jax_ffi import Program, ffi_call
 from brax_concurrent.kernels.model import Model
-from brax_concurrent.scheduler.schedule import Schedule
+from brax_concurrent.scheduler.schedule import NEED_CUDA, Schedule
 
 DTYPES = ("float32", "float64")
 GRANULARITIES = ("stage", "substep", "step")
@@ -58,10 +58,10 @@ def resolve_granularity(granularity: str, backend: str, model: Model, num_envs: 
     return "stage" if model.opt.integrator == "rk4" and model.nv > 2 * _SMALL_ROBOT else "substep"
 
 
-def resolve_schedule(backend: str, scheduler: str, window: int, streams: int, envs_per_task: int) -> Schedule:
+def resolve_schedule(backend: str, scheduler: str, **knobs: int) -> Schedule:
     """The schedule that arguments of `make` ask for; TypeError or ValueError, naming the argument, if it cannot be."""
-    schedule = Schedule(scheduler, window, streams, envs_per_task)
-    if scheduler == "graph" and backend != "cuda":
+    schedule = Schedule(scheduler, **knobs)
+    if scheduler in NEED_CUDA and backend != "cuda":
         raise ValueError("scheduler: 'graph' is a CUDA Graph and needs backend='cuda'; use 'sw' or 'serial' on the CPU")
     return schedule
 

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from brax_concurrent.envs import program
+from brax_concurrent.envs import program, tuned
 from brax_concurrent.envs.arrays import (
     checked,
     default_model_values,
@@ -58,9 +58,9 @@ class Env:
         backend: str = "auto",
         scheduler: str = "serial",
         granularity: str = "auto",
-        window: int = 32,
-        streams: int = 4,
-        envs_per_task: int = 0,
+        window: int | None = None,
+        streams: int | None = None,
+        envs_per_task: int | None = None,
         dtype: str = "float32",
         autoreset: bool = True,
         threads: int = 0,
@@ -68,14 +68,14 @@ class Env:
     ):
         validate_batch(num_envs, dtype, threads)
         self.backend = resolve_backend(backend)
-        self.schedule = resolve_schedule(self.backend, scheduler, window, streams, envs_per_task)
         if not isinstance(autoreset, bool):
             raise TypeError(f"autoreset: expected True or False, got {autoreset!r}")
         self.task, self.num_envs, self.dtype = task, num_envs, jnp.dtype(dtype)
         self.autoreset, self._threads = autoreset, threads
         self.model: Model = load_model(task.model, nconmax=task.nconmax)
-        self.granularity = resolve_granularity(granularity, self.backend, self.model, num_envs)
         self._defaults = default_model_values(self.model, per_env)
+        knobs = {"window": window, "streams": streams, "envs_per_task": envs_per_task}
+        self._choose({"scheduler": scheduler, "granularity": granularity, **knobs}, per_env)
         self._builder = StreamBuilder(task, self.model, per_env, autoreset)
         self.per_env = tuple(per_env)
 
@@ -125,6 +125,15 @@ class Env:
 
     def __repr__(self) -> str:
         return f"Env({self.name!r}, num_envs={self.num_envs}, dtype={self.dtype.name!r})"
+
+    def _choose(self, asked: tuned.Settings, per_env: Sequence[str]) -> None:
+        """Take the scheduler and its settings that are asked for; for "auto" what was measured best here."""
+        setting: dict[str, Any] = {"dtype": self.dtype.name, "threads": self._threads, "per_env": per_env}
+        self._situation = tuned.situation(self.task, self.model, self.num_envs, backend=self.backend, **setting)
+        chosen = tuned.recall(asked, self._situation)
+        knobs = {name: chosen[name] for name in ("window", "streams", "envs_per_task") if chosen[name] is not None}
+        self.schedule = resolve_schedule(self.backend, chosen["scheduler"], **knobs)
+        self.granularity = resolve_granularity(chosen["granularity"], self.backend, self.model, self.num_envs)
 
     # -- programs ----------------------------------------------------------------------------------------------------
 

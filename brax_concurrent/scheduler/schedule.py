@@ -10,6 +10,12 @@ from brax_concurrent.backends.cuda_program import MAX_STREAMS
 from brax_concurrent.scheduler.window import MAX_SLOTS
 
 SCHEDULERS = ("serial", "sw", "graph")
+NEED_CUDA = ("graph",)
+
+
+def schedulers_on(backend: str) -> tuple[str, ...]:
+    """The schedulers that a backend, "cpu" or "cuda", has."""
+    return tuple(name for name in SCHEDULERS if backend == "cuda" or name not in NEED_CUDA)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,103 @@
+"""What `tune` measured on this machine, remembered for `make(..., scheduler="auto", granularity="auto")`.
+
+One entry for each situation, kept as JSON in the cache directory like machine code (backends/objects.py): an entry that
+is damaged is as if it were not there, and a directory that cannot be written costs the memory, nothing else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import jax
+
+from brax_concurrent import __version__
+from brax_concurrent.backends import cpu
+from brax_concurrent.backends.objects import ObjectCache
+from brax_concurrent.envs.arrays import GRANULARITIES
+from brax_concurrent.envs.task import Task
+from brax_concurrent.kernels.model import Model
+from brax_concurrent.scheduler.schedule import SCHEDULERS
+
+Settings = Mapping[str, Any]
+"""Arguments of `make` that change speed and nothing else: scheduler, granularity and what a scheduler takes besides."""
+
+_FORMAT = 1  # of an entry: another number is another key
+DEFAULTS: Settings = {"scheduler": "serial"}  # what "auto" means where nothing is remembered and `make` has no rule
+
+
+def situation(
+    task: Task, model: Model, num_envs: int, *, backend: str, dtype: str, threads: int, per_env: Iterable[str]
+) -> Mapping[str, Any]:
+    """What the best settings depend on.
+
+    Args:
+        task, model: what is simulated.
+        num_envs: rounded to a power of two here: settings that are best for 4096 are taken for 4000.
+        backend: "cpu" or "cuda".
+        dtype, threads, per_env: arguments of `make`; threads 0 is as many as there are processors.
+    """
+    on_cpu = backend == "cpu"
+    return {
+        "robot": [task.name, task.frame_skip, model.fingerprint],
+        "num_envs": 1 << round(math.log2(num_envs)),
+        "device": cpu.target() if on_cpu else jax.local_devices(backend="gpu")[0].device_kind,
+        "threads": (threads or _processors()) if on_cpu else 0,
+        "dtype": dtype,
+        "per_env": sorted(per_env),
+        "version": __version__,
+    }
+
+
+def remember(where: Mapping[str, Any], candidates: Iterable[tuple[Settings, float]]) -> None:
+    """Keep how fast each of the candidates was; what was known of the situation is replaced.
+
+    Args:
+        where: from `situation`.
+        candidates: settings and environment steps a second.
+    """
+    entry = [{"settings": dict(settings), "rate": rate} for settings, rate in candidates]
+    ObjectCache().put(_key(where), json.dumps(entry).encode())
+
+
+def recall(asked: Settings, where: Mapping[str, Any]) -> dict[str, Any]:
+    """`asked`, with the best of what was measured in place of "auto" and None.
+
+    Only candidates that agree with everything else that is asked for count. What is still "auto" after that is one of
+    `DEFAULTS`, or is left to the rules of `make`.
+
+    Args:
+        asked: settings as `make` got them; without an "auto" among them nothing is looked up.
+        where: from `situation`.
+    """
+    settings = dict(asked)
+    if "auto" in settings.values():
+        fixed = {name: value for name, value in settings.items() if value not in ("auto", None)}
+        fitting = [one for one in _candidates(where) if fixed.items() <= {**settings, **one["settings"]}.items()]
+        if fitting:
+            best = max(fitting, key=lambda one: one["rate"])["settings"]
+            settings |= {name: value for name, value in best.items() if name in settings}
+    return settings | {name: value for name, value in DEFAULTS.items() if settings.get(name) == "auto"}
+
+
+def _candidates(where: Mapping[str, Any]) -> list[Any]:
+    """What is remembered and can still be made."""
+    stored = ObjectCache().get(_key(where))
+    known = json.loads(stored) if stored is not None else []
+    return [
+        one
+        for one in known
+        if one["settings"].get("scheduler") in SCHEDULERS and one["settings"].get("granularity") in GRANULARITIES
+    ]
+
+
+def _key(where: Mapping[str, Any]) -> str:
+    return "t" + hashlib.sha256(json.dumps([_FORMAT, where], sort_keys=True).encode()).hexdigest()[:40]
+
+
+def _processors() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
