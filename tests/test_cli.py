@@ -261,7 +261,7 @@ def test_envs_is_a_table_of_what_is(capsys, monkeypatch):
     head, row, *_ = capsys.readouterr().out.splitlines()
     table = dict(zip(head.split(), row.split(), strict=True))
     env = make("halfcheetah", 1024)
-    arena = int(env._step_program.desc[DESC_ARENA_BYTES])
+    arena = int(env.program("control_step").desc[DESC_ARENA_BYTES])
     carried = 4 * (9 + 2 + 1 + 1 + 1)  # warm start, key, tick, elapsed, x position
     assert table == {
         "robot": "halfcheetah",

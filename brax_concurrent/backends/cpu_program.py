@@ -176,10 +176,14 @@ def assemble(
     buffers: Sequence[BufferSpec],
     fingerprint: int,
     owners: Sequence[object],
+    runner: tuple[int, Any] | None = None,
 ) -> CpuProgram:
-    """A program from what its descriptor says: `words` by index, and the pairs from DESC_FIRST_OP on. No checks."""
-    magic, participate = participate_callback()
-    spare_arenas = min(max(2 * (words[DESC_THREADS] or cores()), 4), 256)
+    """A program from what its descriptor says: `words` by index, and the pairs from DESC_FIRST_OP on. No checks.
+
+    runner is the magic and the callback of what carries it out; None: `native.participate_callback`.
+    """
+    magic, participate = runner or participate_callback()
+    spare_arenas = min(max(2 * (words[DESC_THREADS] or cores()), words.get(DESC_ARENAS, 4)), 256)
     desc = np.zeros(DESC_FIRST_OP + 2 * len(pairs) + spare_arenas, np.int64)
     desc[DESC_MAGIC] = magic
     desc[DESC_PARTICIPATE] = participate.address
@@ -187,11 +191,31 @@ def assemble(
         desc[word] = value
     desc[DESC_BUFFERS] = len(buffers)
     desc[DESC_FINGERPRINT] = np.uint64(fingerprint).astype(np.int64)
-    desc[DESC_ARENAS] = spare_arenas
+    desc[DESC_ARENAS] = spare_arenas  # not what `words` asked for
     desc[DESC_FIRST_OP : DESC_FIRST_OP + 2 * len(pairs)] = np.asarray(pairs, np.int64).reshape(-1)
     program = CpuProgram(desc, fingerprint, tuple(buffers), (participate, *owners))
     weakref.finalize(program, _free_arenas, desc).atexit = False  # at exit a thread may still be running it
     return program
+
+
+def with_runner(
+    program: CpuProgram, runner: tuple[int, Any], words: Mapping[int, int], fingerprint: int, owners: Sequence[object]
+) -> CpuProgram:
+    """A program of the same kernels and arrays that is carried out by something else.
+
+    Args:
+      program: which kernels and arrays.
+      runner: the magic and the callback of the function that every participant runs; see DESC_PARTICIPATE.
+      words: of the new descriptor, by index, where they differ.
+      fingerprint: of the new program.
+      owners: what must stay alive besides.
+    """
+    ops = int(program.desc[DESC_OPS])
+    first, last = program.desc[DESC_FIRST_OP : DESC_FIRST_OP + 2 * ops].reshape(-1, 2).T.tolist()
+    kept = {word: int(program.desc[word]) for word in range(DESC_OPS, DESC_FIRST_OP) if word != DESC_ARENAS}
+    return assemble(
+        {**kept, **words}, list(zip(first, last, strict=True)), program.buffers, fingerprint, (program, *owners), runner
+    )
 
 
 def _free_arenas(desc: np.ndarray) -> None:

@@ -11,21 +11,32 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from brax_concurrent.backends.cpu_program import BufferSpec, CpuProgram, cores
+from brax_concurrent.backends.intrinsics import CACHE_LINE
 from brax_concurrent.backends.native import (
     DESC_PARTICIPATE,
+    DESC_STATE_TILE_WORDS,
+    DESC_STATE_TILES,
+    DESC_STATE_WORDS,
     DESC_THREADS,
+    DESC_TILE_WIDTH,
     DESC_TILES,
+    DESC_WIDTH,
     JOB_BUFFERS,
     JOB_CHUNK,
     JOB_DESC,
     JOB_DONE,
+    JOB_MESSAGE,
     JOB_NUM_ENVS,
     JOB_REFERENCES,
+    JOB_STATE,
     JOB_TILES,
     JOB_WORDS,
+    STUCK,
     TILE,
+    WORD,
     WRONG_VERSION,
     tiles_per_claim,
+    useful_threads,
 )
 
 
@@ -62,6 +73,8 @@ def run_program(program: CpuProgram, buffers: Sequence[np.ndarray], num_envs: in
     Raises:
       ValueError: a number is out of range, or an array does not fit its specification.
       MemoryError: no memory for the arenas; the arrays are then partly updated.
+      RuntimeError: the program was made by another version of this package, or waits in vain for a kernel to end, which
+        may then still be writing to the arrays.
     """
     if num_envs < 1:
         raise ValueError(f"num_envs must be at least 1, got {num_envs}")
@@ -78,17 +91,54 @@ def run_program(program: CpuProgram, buffers: Sequence[np.ndarray], num_envs: in
     wanted = int(program.desc[DESC_THREADS]) if threads is None else threads
     if wanted < 0:
         raise ValueError(f"threads must not be negative, got {threads}")
-    threads = min(wanted or cores(), tiles)
-    job = np.zeros(JOB_WORDS, np.int64)
+    tile_width, width = int(program.desc[DESC_TILE_WIDTH]), int(program.desc[DESC_WIDTH])
+    threads = min(wanted or cores(), useful_threads.py_func(tiles, tile_width, width))
+    desc = program.desc
+    counted = min(tiles, int(desc[DESC_STATE_TILES]))
+    job = aligned_words(JOB_WORDS + int(desc[DESC_STATE_WORDS]) + counted * int(desc[DESC_STATE_TILE_WORDS]))
     job[JOB_DESC] = program.address
     job[JOB_BUFFERS] = addresses.ctypes.data
     job[JOB_NUM_ENVS] = num_envs
     job[JOB_TILES] = tiles
     job[JOB_CHUNK] = tiles_per_claim.py_func(tiles, threads)
+    job[JOB_STATE] = job.ctypes.data + WORD * JOB_WORDS
     job[JOB_REFERENCES] = threads + 1  # one more than participants: this array is not theirs to free
-    participate = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)(int(program.desc[DESC_PARTICIPATE]))
-    helpers = [_thread_pool(threads - 1).submit(participate, job.ctypes.data) for _ in range(threads - 1)]
-    statuses = [participate(job.ctypes.data), *(helper.result() for helper in helpers)]
+    statuses = participate_all(int(desc[DESC_PARTICIPATE]), job, threads, (program, addresses, buffers))
+    if statuses[0] == STUCK:
+        raise RuntimeError(ctypes.string_at(int(job[JOB_MESSAGE])).decode())
     if job[JOB_DONE] != tiles:
         failure = RuntimeError if WRONG_VERSION in statuses else MemoryError
         raise failure(f"the program stopped after {job[JOB_DONE]} of {tiles} tiles, statuses {statuses}")
+
+
+def aligned_words(count: int) -> np.ndarray:
+    """So many int64 zeros that begin at a cache line."""
+    block = np.zeros(count + CACHE_LINE // WORD, np.int64)
+    skipped = -block.ctypes.data % CACHE_LINE // WORD
+    return block[skipped : skipped + count]
+
+
+def participate_all(entry: int, job: np.ndarray, threads: int, kept: object) -> list[int]:
+    """Have this thread and threads - 1 helpers take part in a job.
+
+    Nobody waits for a helper that has not started, nor, if the job is stuck, for one that runs: it holds on to `job`
+    and to what `kept` refers to for as long as it does.
+
+    Args:
+      entry: address of `int64_t participate(int64_t job)`.
+      job: its argument.
+      threads: participants, at least 1.
+      kept: what participants use.
+
+    Returns:
+      What they returned, this thread first.
+    """
+    participate = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)(entry)
+
+    def help_out(_: object) -> int:
+        return participate(job.ctypes.data)
+
+    helpers = [_thread_pool(threads - 1).submit(help_out, kept) for _ in range(threads - 1)]
+    statuses = [participate(job.ctypes.data)]
+    started = [helper for helper in helpers if not helper.cancel()]
+    return statuses if statuses[0] == STUCK else statuses + [helper.result() for helper in started]

@@ -116,6 +116,10 @@ atomic_load = _define(
     "atomic_load", "The int64 at a; sees all that its writer did before.", 1,
     lambda b, v: b.load_atomic(_at(b, v[0], I64), "acquire", 8),
 )  # fmt: skip
+atomic_store = _define(
+    "atomic_store", "Write int64 b to a; who sees it with `atomic_load` sees all that came before.", 2,
+    lambda b, v: b.store_atomic(v[1], _at(b, v[0], I64), "release", 8), False,
+)  # fmt: skip
 atomic_add = _define(
     "atomic_add", "Add b to the int64 at a; returns the value before.", 2,
     lambda b, v: b.atomic_rmw("add", _at(b, v[0], I64), v[1], "acq_rel"),
@@ -126,10 +130,15 @@ atomic_exchange = _define(
 )  # fmt: skip
 compare_and_set = _define("compare_and_set", "Put c at a if b is there; 1 if it was, else 0.", 3, _compare_and_set)
 
+lowest_bit = _define(
+    "lowest_bit", "The place of the lowest 1 among the bits of a; 64 if there is none.", 1,
+    lambda b, v: b.cttz(v[0], ir.Constant(ir.IntType(1), 0)),
+)  # fmt: skip
 copy_bytes = _define("copy_bytes", "Copy c bytes to a from b; the two must not overlap.", 3, _copy, False)
 fill_bytes = _define("fill_bytes", "Set c bytes from a on to the byte b.", 3, _fill, False)
 allocate = _define("allocate", "A block of a bytes, aligned to CACHE_LINE, contents unknown; 0 if none.", 1, _allocate)
 release = _define("release", "Free a block from `allocate`.", 1, _release, False)
+monotonic_ns = _define("monotonic_ns", "Nanoseconds of the clock of `time.monotonic_ns`.", 0, _monotonic_ns)
 give_way = _define("give_way", "Let another thread run on this core.", 0, _give_way, False)
 monotonic_ns = _define("monotonic_ns", "Nanoseconds of the clock of `time.monotonic_ns`.", 0, _monotonic_ns)
 

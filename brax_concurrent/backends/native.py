@@ -68,7 +68,20 @@ DESC_FINGERPRINT = 7  # content hash, the bits of a uint64
 DESC_ARENAS = 8  # number of cells
 DESC_NUM_ENVS = 9  # of a composite: environments of all its parts; 0: an ordinary program, for any number
 DESC_TILES = 10  # of a composite: tiles of all its parts
-DESC_FIRST_OP = 16
+DESC_STATE_WORDS = 11  # zeroed words that a job needs besides JOB_WORDS,
+DESC_STATE_TILE_WORDS = 12  # and for each tile,
+DESC_STATE_TILES = 13  # but for no more tiles than these
+DESC_TILE_WIDTH = 14  # participants that one tile has work for; 0: one
+DESC_WIDTH = 15  # participants that the whole program has work for; 0: no limit
+# Of a program that a window runs: see scheduler/streams.py.
+DESC_WINDOW = 16  # slots; 0: tiles are run in program order
+DESC_INTERLEAVE = 17  # tiles that go through the program side by side
+DESC_ORDERED = 18  # 1: a tile waits for all tiles before it
+DESC_TIMEOUT = 19  # nanoseconds in which something must finish
+DESC_PLAN = 20  # address of what it knows of each part
+DESC_RECORDS = 21  # address of a buffer for what is recorded, 0: none
+DESC_CAPACITY = 22  # rows that it has
+DESC_FIRST_OP = 32
 
 # A job: int64 words. The counters that threads fight over have a cache line each.
 JOB_DESC = 0  # address of the descriptor
@@ -76,12 +89,14 @@ JOB_BUFFERS = 1  # address of the array of buffer addresses
 JOB_NUM_ENVS = 2
 JOB_TILES = 3
 JOB_CHUNK = 4  # tiles claimed at once
+JOB_STATE = 5  # address of the words that the descriptor asks for, zeroed at the start
+JOB_MESSAGE = 6  # address of a C string that says why the job failed, 0: its status says it
 JOB_NEXT = 8  # the first tile that nobody has claimed
 JOB_DONE = 16  # tiles finished
 JOB_REFERENCES = 24  # the job is freed when this falls to 0
 JOB_WORDS = 32
 
-OK, NO_MEMORY, WRONG_VERSION = 0, 1, 2  # what `participate` returns
+OK, NO_MEMORY, WRONG_VERSION, STUCK = 0, 1, 2, 3  # what `participate` returns
 _CLOSED = 1 << 40  # added to JOB_NEXT: beyond every tile
 
 _SIGNATURE = types.int64(types.int64)
@@ -91,7 +106,7 @@ _SIGNATURE = types.int64(types.int64)
 
 
 @njit(nogil=True)
-def _take_arena(desc: int) -> int:
+def take_arena(desc: int) -> int:
     """An arena of the program: one that was used before, or a new one; 0 if there is no memory."""
     cell = desc + WORD * (DESC_FIRST_OP + 2 * load_i64(desc + WORD * DESC_OPS))
     for index in range(load_i64(desc + WORD * DESC_ARENAS)):
@@ -103,7 +118,7 @@ def _take_arena(desc: int) -> int:
 
 
 @njit(nogil=True)
-def _give_back_arena(desc: int, arena: int) -> None:
+def give_back_arena(desc: int, arena: int) -> None:
     """Keep the arena for a later job, or free it when there are enough."""
     cell = desc + WORD * (DESC_FIRST_OP + 2 * load_i64(desc + WORD * DESC_OPS))
     for index in range(load_i64(desc + WORD * DESC_ARENAS)):
@@ -154,7 +169,7 @@ def _work(job: int) -> int:
     if atomic_load(job + WORD * JOB_NEXT) >= tiles:
         return OK  # late: touch nothing but the job
     desc = load_i64(job + WORD * JOB_DESC)
-    arena = _take_arena(desc)
+    arena = take_arena(desc)
     if arena == 0:
         return NO_MEMORY
     buffers = load_i64(job + WORD * JOB_BUFFERS)
@@ -171,7 +186,7 @@ def _work(job: int) -> int:
             run_tiles(desc, arena, buffers, num_envs, first, stop)
         atomic_add(job + WORD * JOB_DONE, stop - first)
         first = atomic_add(job + WORD * JOB_NEXT, chunk)
-    _give_back_arena(desc, arena)
+    give_back_arena(desc, arena)
     return OK
 
 
@@ -201,6 +216,20 @@ def count_tiles(desc: int, num_envs: int) -> int:
     if composite == 0:
         return (num_envs + TILE - 1) // TILE
     return load_i64(desc + WORD * DESC_TILES) if composite == num_envs else 0
+
+
+@njit(nogil=True)
+def state_words(desc: int, tiles: int) -> int:
+    """Words that a job of so many tiles needs besides JOB_WORDS."""
+    counted = min(tiles, load_i64(desc + WORD * DESC_STATE_TILES))
+    return load_i64(desc + WORD * DESC_STATE_WORDS) + counted * load_i64(desc + WORD * DESC_STATE_TILE_WORDS)
+
+
+@njit(nogil=True)
+def useful_threads(tiles: int, tile_width: int, width: int) -> int:
+    """Participants that so many tiles have work for; the rest is DESC_TILE_WIDTH and DESC_WIDTH."""
+    threads = tiles * max(tile_width, 1)
+    return threads if width == 0 else min(threads, width)
 
 
 @njit(nogil=True)

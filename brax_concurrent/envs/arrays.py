@@ -40,10 +40,11 @@ def resolve_backend(backend: str) -> str:
     return "cuda" if on_gpu and backend != "cpu" else "cpu"
 
 
-def resolve_granularity(granularity: str, backend: str, model: Model, num_envs: int) -> str:
+def resolve_granularity(granularity: str, backend: str, model: Model, num_envs: int, scheduler: str = "serial") -> str:
     """Which of "stage", "substep" and "step" a `granularity` argument means.
 
-    "auto" takes what measured best: on the CPU always stages, which cost nothing there and compile fastest; on a GPU
+    "auto" takes what measured best: on the CPU stages, which cost nothing there in program order and compile fastest,
+    but whole steps with a window, whose lock a stage of a small robot is no longer than; on a GPU
     (benchmarks/throughput.jsonl) whole steps where the batch is too small to fill it or the robot's code is small, and
     shorter kernels where many warps would run through more code than the instruction cache and registers hold.
     """
@@ -52,7 +53,7 @@ def resolve_granularity(granularity: str, backend: str, model: Model, num_envs: 
     if granularity != "auto":
         return granularity
     if backend == "cpu":
-        return "stage"
+        return "step" if scheduler == "sw" else "stage"
     if num_envs <= _SMALL_BATCH or model.nv <= _SMALL_ROBOT:
         return "step"
     return "stage" if model.opt.integrator == "rk4" and model.nv > 2 * _SMALL_ROBOT else "substep"

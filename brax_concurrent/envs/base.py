@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from brax_concurrent.envs import program, tuned
+from brax_concurrent.envs import tuned
 from brax_concurrent.envs.arrays import (
     checked,
     default_model_values,
@@ -22,12 +22,14 @@ from brax_concurrent.envs.arrays import (
     validate_batch,
     varying_alike,
 )
+from brax_concurrent.envs.program import compile_env
 from brax_concurrent.envs.state import State
 from brax_concurrent.envs.stream import Stream, StreamBuilder
 from brax_concurrent.envs.task import Task
 from brax_concurrent.interop.jax_ffi import Program
 from brax_concurrent.kernels.layout import MODEL_PREFIX
 from brax_concurrent.kernels.model import Model, load_model
+from brax_concurrent.scheduler.serial import TileProgram
 
 _COUNTERS = ("contacts_lost", "diverged", "bad_actions")
 
@@ -78,6 +80,8 @@ class Env:
         self._choose({"scheduler": scheduler, "granularity": granularity, **knobs}, per_env)
         self._builder = StreamBuilder(task, self.model, per_env, autoreset)
         self.per_env = tuple(per_env)
+        self.tile_programs: dict[str, TileProgram] = {}  # filled by envs/program.py
+        self._programs: dict[str, Program] = {}
 
     @property
     def scheduler(self) -> str:
@@ -133,25 +137,21 @@ class Env:
         chosen = tuned.recall(asked, self._situation)
         knobs = {name: chosen[name] for name in ("window", "streams", "envs_per_task") if chosen[name] is not None}
         self.schedule = resolve_schedule(self.backend, chosen["scheduler"], **knobs)
-        self.granularity = resolve_granularity(chosen["granularity"], self.backend, self.model, self.num_envs)
+        self.granularity = resolve_granularity(
+            chosen["granularity"], self.backend, self.model, self.num_envs, self.scheduler
+        )
 
     # -- programs ----------------------------------------------------------------------------------------------------
 
-    @functools.cached_property
-    def _step_program(self) -> Program:
-        return self._compile("control_step")
+    def program(self, kind: str) -> Program:
+        """One of this environment's native programs, compiled when it is first asked for.
 
-    @functools.cached_property
-    def _reset_program(self) -> Program:
-        return self._compile("reset_all")
-
-    @functools.cached_property
-    def _reset_where_program(self) -> Program:
-        return self._compile("reset_where")
-
-    @functools.cached_property
-    def _restart_program(self) -> Program:
-        return self._compile("restart")
+        Args:
+            kind: "control_step", "reset_all", "reset_where" or "restart".
+        """
+        if kind not in self._programs:
+            self._programs[kind] = compile_env(self, kind)
+        return self._programs[kind]
 
     def stream(self, kind: str) -> tuple[Callable[[], Stream], str | None]:
         """What builds one of this environment's streams, and what says which stream it is, given the source.
@@ -168,12 +168,6 @@ class Env:
             identity = f"{kind} {identity} {self.model.fingerprint} {arguments}"
         return make_stream, identity
 
-    def _compile(self, kind: str) -> Program:
-        make_stream, identity = self.stream(kind)
-        return program.compile_stream(
-            make_stream, self.backend, self.dtype.name, self._threads, identity, self.schedule
-        )
-
     # -- public operations -------------------------------------------------------------------------------------------
 
     def reset(self, key: jax.Array, model: Mapping[str, Any] | None = None) -> State:
@@ -187,7 +181,7 @@ class Env:
             TypeError, ValueError: `key` is no key, or `model` does not fit.
         """
         state = varying_alike(self._blank(key, model))
-        return self._updated(state, self._run(self._reset_program, state))
+        return self._updated(state, self._run(self.program("reset_all"), state))
 
     def reset_to(
         self, qpos: Any, qvel: Any, key: jax.Array | None = None, model: Mapping[str, Any] | None = None
@@ -203,7 +197,7 @@ class Env:
         qpos = checked("qpos", qpos, (self.num_envs, self.model.nq), self.dtype)
         qvel = checked("qvel", qvel, (self.num_envs, self.model.nv), self.dtype)
         state = varying_alike(state.replace(qpos=qpos, qvel=qvel))
-        return self._updated(state, self._run(self._restart_program, state))
+        return self._updated(state, self._run(self.program("restart"), state))
 
     def reset_where(self, state: State, mask: Any) -> State:
         """Fresh random states where `mask` (num_envs,) bool holds.
@@ -212,7 +206,7 @@ class Env:
         """
         self._check_state(state)
         mask = checked("mask", mask, (self.num_envs,), jnp.dtype(bool))
-        return self._updated(state, self._run(self._reset_where_program, state, mask=mask))
+        return self._updated(state, self._run(self.program("reset_where"), state, mask=mask))
 
     def step(self, state: State, action: Any) -> State:
         """One control step of all environments.
@@ -228,7 +222,7 @@ class Env:
         """
         self._check_state(state)
         action = checked("action", action, (self.num_envs, self.action_size), self.dtype)
-        return self._updated(state, self._run(self._step_program, state, action=action))
+        return self._updated(state, self._run(self.program("control_step"), state, action=action))
 
     # -- plumbing ----------------------------------------------------------------------------------------------------
 

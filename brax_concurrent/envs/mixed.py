@@ -17,9 +17,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from brax_concurrent.envs import program
 from brax_concurrent.envs.arrays import checked, run, varying_alike
 from brax_concurrent.envs.base import Env, checked_key
+from brax_concurrent.envs.program import compile_mixed
 from brax_concurrent.envs.state import State
 from brax_concurrent.envs.task import Task
 from brax_concurrent.interop.jax_ffi import Program
@@ -210,7 +210,7 @@ class MixedEnv:
         Raises:
             TypeError, ValueError: `key` is no key, or `model` does not fit.
         """
-        return self._run("_reset_program", varying_alike(self._blank(key, model)))
+        return self._run("reset_all", varying_alike(self._blank(key, model)))
 
     def reset_to(
         self,
@@ -231,7 +231,7 @@ class MixedEnv:
         qpos = self._checked("qpos", qpos, lambda name: (sizes[name].nq,))
         qvel = self._checked("qvel", qvel, lambda name: (sizes[name].nv,))
         states = {name: state.replace(qpos=qpos[name], qvel=qvel[name]) for name, state in states.items()}
-        return self._run("_restart_program", varying_alike(states))
+        return self._run("restart", varying_alike(states))
 
     def reset_where(self, state: MixedState, mask: Mapping[str, Any]) -> MixedState:
         """Fresh random states where `mask` holds; by robot, (num_envs,) bool.
@@ -240,7 +240,7 @@ class MixedEnv:
         """
         self._check_state(state)
         given = self._checked("mask", mask, lambda name: (), bool)
-        return self._run("_reset_where_program", state.states, mask=given)
+        return self._run("reset_where", state.states, mask=given)
 
     def step(self, state: MixedState, action: Mapping[str, Any]) -> MixedState:
         """One control step of all environments of all robots.
@@ -255,7 +255,7 @@ class MixedEnv:
         """
         self._check_state(state)
         given = self._checked("action", action, lambda name: (self._envs[name].action_size,))
-        return self._run("_step_program", state.states, action=given)
+        return self._run("control_step", state.states, action=given)
 
     # -- plumbing ----------------------------------------------------------------------------------------------------
 
@@ -271,24 +271,21 @@ class MixedEnv:
         return states
 
     def _run(self, kind: str, states: Mapping[str, State], **given: Mapping[str, jax.Array]) -> MixedState:
-        """The robots' states after one of their programs: an attribute of Env, `kind`."""
+        """The robots' states after one of their programs, see `Env.program`."""
         own = {n: {argument: values[n] for argument, values in given.items()} for n in self._envs}
         arrays = {n: env._arrays(states[n], **own[n]) for n, env in self._envs.items()}
         flat = {f"{n}.{array}": value for n, named in arrays.items() for array, value in named.items()}
-        results = run(self._composite(kind), flat, self.num_envs)
-        outputs = {n: [spec.name for spec in getattr(env, kind).outputs] for n, env in self._envs.items()}
+        results = run(self.program(kind), flat, self.num_envs)
+        outputs = {n: [spec.name for spec in env.program(kind).outputs] for n, env in self._envs.items()}
         new = {n: {array: results[f"{n}.{array}"] for array in named} for n, named in outputs.items()}
         return MixedState({n: env._updated(states[n], new[n]) for n, env in self._envs.items()})
 
-    def _composite(self, kind: str) -> Program:
-        """The robots' programs as one, the robot whose tiles take longest first."""
+    def program(self, kind: str) -> Program:
+        """The robots' programs of one kind as one, the robot whose tiles take longest first; see `Env.program`."""
         if kind not in self._programs:
             envs = sorted(self._envs.items(), key=lambda item: -_tile_work(item[1]))
-            self._programs[kind] = program.compile_composite(
-                [(name, getattr(env, kind), env.num_envs, env.num_envs * _tile_work(env)) for name, env in envs],
-                self._schedule,
-                self._threads,
-            )
+            parts = [(name, env, env.num_envs * _tile_work(env)) for name, env in envs]
+            self._programs[kind] = compile_mixed(parts, kind, self._threads)
         return self._programs[kind]
 
     def _checked(

@@ -13,10 +13,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from brax_concurrent.backends import cpu, cuda, cuda_driver
-from brax_concurrent.backends.composite import Part, build_composite
 from brax_concurrent.backends.cpu_program import BufferSpec, CpuProgram
 from brax_concurrent.backends.cuda_program import CudaProgram
 from brax_concurrent.backends.objects import ObjectCache
@@ -26,7 +25,18 @@ from brax_concurrent.interop.jax_ffi import Program
 from brax_concurrent.kernels.specialize import TileLayout as Layout
 from brax_concurrent.kernels.specialize import specialize, touched
 from brax_concurrent.scheduler.schedule import Schedule
-from brax_concurrent.scheduler.serial import ArenaField, TileKernel, TileLayout, TileOp, TileProgram, compile_serial
+from brax_concurrent.scheduler.serial import (
+    ArenaField,
+    TileComposite,
+    TileKernel,
+    TileLayout,
+    TileOp,
+    TilePart,
+    TileProgram,
+    compile_composite,
+    compile_serial,
+)
+from brax_concurrent.scheduler.streams import compile_window
 
 if TYPE_CHECKING:
     from brax_concurrent.envs.base import Env
@@ -70,26 +80,60 @@ def compile_stream(
     """
     if backend == "cuda":
         return compile_cuda(make_stream, dtype, identity, schedule)
-    return compile_cpu(make_stream, dtype, threads, identity)
+    return compile_cpu(make_stream, dtype, threads, identity, schedule)
 
 
-def compile_composite(parts: Sequence[tuple[str, Program, int, float]], schedule: Schedule, threads: int) -> Program:
-    """Several programs as one.
+def compile_env(env: Env, kind: str) -> Program:
+    """One of an environment's streams as native code, scheduled as it asks for.
 
     Args:
-        parts: (name, program, its environments, a guess at how its work compares), all programs for one backend, in the
-            order of their tasks.
-        schedule: how all are scheduled.
-        threads: CPU threads at most; 0: all.
+        env: the environment.
+        kind: "control_step", "reset_all", "reset_where" or "restart".
     """
-    if isinstance(parts[0][1], CudaProgram):
-        found = [replace(p.parts[0], name=n, num_envs=k) for n, p, k, _ in parts if isinstance(p, CudaProgram)]
-        work = [work for *_, work in parts]
-        return program_cuda.schedule_parts(found, schedule, cuda_driver.multiprocessors(), work)
-    return build_composite([Part(n, p, k) for n, p, k, _ in parts if isinstance(p, CpuProgram)], threads=threads)
+    if env.backend == "cpu":
+        return _scheduled(tile_program(env, kind), env._threads, env.schedule)
+    make_stream, identity = env.stream(kind)
+    return compile_cuda(make_stream, env.dtype.name, identity, env.schedule)
 
 
-def compile_cpu(make_stream: Callable[[], Stream], dtype: str, threads: int, identity: str | None = None) -> CpuProgram:
+def compile_mixed(parts: Sequence[tuple[str, Env, float]], kind: str, threads: int) -> Program:
+    """A stream of several environments as one program.
+
+    Args:
+        parts: (name, environment, a guess at how its work compares), in the order of their tasks, all with the first
+            one's backend and schedule.
+        kind: see compile_env.
+        threads: CPU threads at most; 0: as many as the environments allow.
+    """
+    _, first, _ = parts[0]
+    if first.backend == "cpu":
+        limits = [limit for limit in (threads, *(env._threads for _, env, _ in parts)) if limit]
+        tiles = TileComposite(tuple(TilePart(name, tile_program(env, kind), env.num_envs) for name, env, _ in parts))
+        return _scheduled(tiles, min(limits, default=0), first.schedule)
+    cuda_parts = []
+    for name, env, _ in parts:
+        own = env.program(kind)
+        assert isinstance(own, CudaProgram)
+        cuda_parts.append(replace(own.parts[0], name=name, num_envs=env.num_envs))
+    work = [work for *_, work in parts]
+    return program_cuda.schedule_parts(cuda_parts, first.schedule, cuda_driver.multiprocessors(), work)
+
+
+def _scheduled(tiles: TileProgram | TileComposite, threads: int, schedule: Schedule) -> CpuProgram:
+    if schedule.scheduler == "sw":
+        return compile_window(tiles, threads=threads, window=schedule.window)
+    if isinstance(tiles, TileComposite):
+        return compile_composite(tiles, threads=threads)
+    return compile_serial(tiles, threads=threads)
+
+
+def compile_cpu(
+    make_stream: Callable[[], Stream],
+    dtype: str,
+    threads: int,
+    identity: str | None = None,
+    schedule: Schedule | None = None,
+) -> CpuProgram:
     """A stream as native code for the CPU.
 
     Args:
@@ -97,8 +141,10 @@ def compile_cpu(make_stream: Callable[[], Stream], dtype: str, threads: int, ide
         dtype: "float32" or "float64".
         threads: at most so many; 0: all.
         identity: says what the stream is, given this package's source; None: it is not kept whole.
+        schedule: how it is scheduled; None: in program order.
     """
-    return _program(_kept(identity, dtype, cpu.target(), lambda: _pack(make_stream(), dtype)), threads)
+    packed = _kept(identity, dtype, cpu.target(), lambda: _pack(make_stream(), dtype))
+    return _scheduled(_tile_program(packed), threads, schedule or Schedule())
 
 
 def tile_program(env: Env, kind: str = "control_step") -> TileProgram:
@@ -111,10 +157,12 @@ def tile_program(env: Env, kind: str = "control_step") -> TileProgram:
     Returns:
         The program; `layout.fields` says where fields lie in its arena.
     """
-    make_stream, identity = env.stream(kind)
-    dtype = env.dtype.name
-    line, _, data = _kept(identity, dtype, cpu.target(), lambda: _pack(make_stream(), dtype)).partition(b"\n")
-    return _tile_program(json.loads(line), data)
+    if kind not in env.tile_programs:
+        make_stream, identity = env.stream(kind)
+        dtype = env.dtype.name
+        packed = _kept(identity, dtype, cpu.target(), lambda: _pack(make_stream(), dtype))
+        env.tile_programs[kind] = _tile_program(packed)
+    return env.tile_programs[kind]
 
 
 def compile_cuda(
@@ -181,13 +229,10 @@ def _fields(layout: Layout, stream: Stream, dtype: str) -> dict[str, tuple[int, 
     return {name: (min(r) * size, (max(r) + 1) * size, types[stream.fields[name].dtype]) for name, r in rows.items()}
 
 
-def _program(packed: bytes, threads: int) -> CpuProgram:
-    line, _, data = packed.partition(b"\n")
-    return compile_serial(_tile_program(json.loads(line), data), threads=threads)
-
-
-def _tile_program(header: Any, objects: bytes) -> TileProgram:
+def _tile_program(packed: bytes) -> TileProgram:
     """What `_pack` packed, as the schedulers see it: kernels with their footprints, in program order."""
+    line, _, objects = packed.partition(b"\n")
+    header = json.loads(line)
     buffers = tuple(BufferSpec(**{**b, "shape": tuple(b["shape"])}) for b in header["buffers"])
     fields = tuple(ArenaField(name, *what) for name, what in header["fields"].items())
     layout = TileLayout(header["arena_bytes"], buffers, fields)

@@ -19,6 +19,7 @@ from brax_concurrent.backends.intrinsics import (
     call_address,
     copy_bytes,
     external_address,
+    fill_bytes,
     format_message,
     load_i32,
     load_i64,
@@ -31,6 +32,7 @@ from brax_concurrent.interop import ffi_frame
 from brax_concurrent.interop.ffi_frame import (
     API_NUM_THREADS,
     API_SCHEDULE,
+    DEADLINE_EXCEEDED,
     FRAME_API,
     FRAME_CONTEXT,
     FRAME_STAGE,
@@ -96,13 +98,19 @@ def _run(frame: int, job: int, desc: int, num_envs: int) -> int:
     """Fill in the job, invite helpers, take part, and wait for those who came. 0 or an error."""
     tiles = native.count_tiles(desc, num_envs)
     threads = load_i64(desc + WORD * native.DESC_THREADS)
-    if threads != 1 and tiles > 1:
+    tile_width, width = load_i64(desc + WORD * native.DESC_TILE_WIDTH), load_i64(desc + WORD * native.DESC_WIDTH)
+    useful = native.useful_threads(tiles, tile_width, width)
+    if threads != 1 and useful > 1:
         pool = _pool_threads(frame)
-        threads = min(pool if threads == 0 else min(threads, pool), tiles)
+        threads = min(pool if threads == 0 else min(threads, pool), useful)
     else:
         threads = 1
+    state = native.state_words(desc, tiles)
     store_i64(job + WORD * native.JOB_DESC, desc)
-    store_i64(job + WORD * native.JOB_BUFFERS, job + WORD * native.JOB_WORDS)
+    store_i64(job + WORD * native.JOB_STATE, job + WORD * native.JOB_WORDS)
+    fill_bytes(job + WORD * native.JOB_WORDS, 0, WORD * state)
+    store_i64(job + WORD * native.JOB_BUFFERS, job + WORD * (native.JOB_WORDS + state))
+    store_i64(job + WORD * native.JOB_MESSAGE, 0)
     store_i64(job + WORD * native.JOB_NUM_ENVS, num_envs)
     store_i64(job + WORD * native.JOB_TILES, tiles)
     store_i64(job + WORD * native.JOB_CHUNK, native.tiles_per_claim(tiles, threads))
@@ -116,10 +124,17 @@ def _run(frame: int, job: int, desc: int, num_envs: int) -> int:
             native.drop_reference(job)
     status = call_address(participate, job)
     done = native.wait_for_claimed(job)
+    error = 0 if done == tiles else _failure(frame, job, desc, done, status)
     native.drop_reference(job)
-    if done == tiles:
-        return 0
-    text = stack_bytes(MESSAGE_BYTES)
+    return error
+
+
+@njit
+def _failure(frame: int, job: int, desc: int, done: int, status: int) -> int:
+    """The XLA_FFI_Error of a job that ended before its tiles did."""
+    text, tiles = stack_bytes(MESSAGE_BYTES), load_i64(job + WORD * native.JOB_TILES)
+    if status == native.STUCK:
+        return fail(frame, DEADLINE_EXCEEDED, load_i64(job + WORD * native.JOB_MESSAGE))
     if status == native.NO_MEMORY:
         format_message(text, MESSAGE_BYTES, NO_ARENA, load_i64(desc + WORD * native.DESC_ARENA_BYTES), 0, 0, 0)
         return fail(frame, RESOURCE_EXHAUSTED, text)
@@ -141,12 +156,13 @@ def _execute(frame: int) -> int:
         format_message(text, MESSAGE_BYTES, WRONG_TOTAL, load_i64(desc + WORD * native.DESC_NUM_ENVS), num_envs, 0, 0)
         return fail(frame, INVALID_ARGUMENT, text)
     buffers = load_i64(signature + WORD * SIG_BUFFERS)
-    job = allocate(WORD * (native.JOB_WORDS + 2 * buffers))
+    state = native.state_words(desc, native.count_tiles(desc, num_envs))
+    job = allocate(WORD * (native.JOB_WORDS + state + 2 * buffers))
     if job == 0:
         text = stack_bytes(MESSAGE_BYTES)
         format_message(text, MESSAGE_BYTES, NO_JOB, 0, 0, 0, 0)
         return fail(frame, RESOURCE_EXHAUSTED, text)
-    targets = job + WORD * native.JOB_WORDS
+    targets = job + WORD * (native.JOB_WORDS + state)
     sources = targets + WORD * buffers
     error = gather_buffers(frame, signature, num_envs, targets, sources)
     if error != 0:

@@ -19,10 +19,22 @@ import numpy as np
 
 from brax_concurrent.backends.cpu_program import BufferSpec, CpuProgram
 from brax_concurrent.backends.cuda_program import CudaProgram
-from brax_concurrent.backends.native import DESC_ARENA_BYTES, DESC_FIRST_OP, DESC_OPS, DESC_POISON, DESC_THREADS
+from brax_concurrent.backends.native import (
+    DESC_ARENA_BYTES,
+    DESC_FIRST_OP,
+    DESC_INTERLEAVE,
+    DESC_OPS,
+    DESC_ORDERED,
+    DESC_POISON,
+    DESC_THREADS,
+    DESC_TIMEOUT,
+    DESC_WINDOW,
+)
 from brax_concurrent.interop import ffi_cuda, ffi_frame, ffi_handler
 
 Program = CpuProgram | CudaProgram
+
+_WINDOW = (DESC_WINDOW, DESC_INTERLEAVE, DESC_ORDERED, DESC_TIMEOUT)
 
 _lock = threading.Lock()
 # XLA keeps handlers and executables for as long as the process lives, so all that they use is kept as well:
@@ -73,7 +85,7 @@ def _content(program: Program) -> tuple[object, ...]:
         return program.content()
     count = int(program.desc[DESC_OPS])
     predicates = program.desc[DESC_FIRST_OP : DESC_FIRST_OP + 2 * count][1::2].tolist()
-    settings = [int(program.desc[word]) for word in (DESC_ARENA_BYTES, DESC_THREADS, DESC_POISON)]
+    settings = [int(program.desc[word]) for word in (DESC_ARENA_BYTES, DESC_THREADS, DESC_POISON, *_WINDOW)]
     return program.buffers, predicates, settings
 
 
@@ -106,6 +118,13 @@ def register(program: Program) -> str:
         module.handler()[2].put(program.fingerprint, int(signature.ctypes.data))
         _registered[key] = (program, signature, names)
         return target
+
+
+def serving(program: Program) -> Program:
+    """The program that runs when JAX calls this one: the first that was registered of its fingerprint, or it itself."""
+    with _lock:
+        known = _registered.get((type(program), program.fingerprint))
+    return program if known is None else known[0]
 
 
 def _varying_axes(arrays: Sequence[jax.Array]) -> tuple[Any, ...]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -48,10 +47,7 @@ from brax_concurrent.scheduler.cuda_streams import (
     launch_serial,
     launch_window,
 )
-
-TIMEOUT = "BRAX_CONCURRENT_TIMEOUT"
-"""Environment variable: seconds after which a wait ends with an error; read when a program is made."""
-DEFAULT_TIMEOUT = 120.0
+from brax_concurrent.scheduler.engine import TIMEOUT_VARIABLE, timeout_ns
 
 NO_POOL, BUSY_POOL = -3, -4  # beside cuda_streams.TIMED_OUT and cuda_graph.NO_MEMORY
 SOURCES = (
@@ -59,22 +55,6 @@ SOURCES = (
     *(cuda_graph, cuda_streams, window),
 )
 """What the compiled code is made of."""
-
-
-def timeout_seconds() -> float:
-    """After how long a wait ends with an error.
-
-    Raises:
-        ValueError: the environment variable is no positive number.
-    """
-    text = os.environ.get(TIMEOUT, str(DEFAULT_TIMEOUT))
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 0.0 < seconds < 1e9:
-        raise ValueError(f"{TIMEOUT}: expected a positive number of seconds, got {text!r}")
-    return seconds
 
 
 def compile_cuda(
@@ -113,7 +93,7 @@ def compile_cuda(
         window=window,
         streams=streams,
         multiprocessors=multiprocessors,
-        timeout_ns=int(timeout_seconds() * 1e9),
+        timeout_ns=timeout_ns(),
         pools=pools or 0,
         graphs=0 if table is None else int(table.ctypes.data),
         functions=functions,
@@ -207,7 +187,7 @@ def explain_failure(program: CudaProgram, report: np.ndarray, num_envs: int) -> 
     where = f"kernel {part.ops[op].kernel.name} (op {op} of {len(part.ops)}, unit {number})"
     where = f"{part.name}: {where}" if part.name else where
     if error == TIMED_OUT:
-        return f"{where} did not end within {seconds:g} s ({TIMEOUT})"
+        return f"{where} did not end within {seconds:g} s ({TIMEOUT_VARIABLE})"
     return f"launch of {where}: {_text(program, error)} (error {error})"
 
 

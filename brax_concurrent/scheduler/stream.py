@@ -15,15 +15,15 @@ import numpy as np
 
 from brax_concurrent.backends import task_cpu
 from brax_concurrent.backends.arguments import Argument, ArgumentType, ArrayArgument, Device, KernelError
-from brax_concurrent.scheduler import graph
+from brax_concurrent.scheduler import graph, task_list
 from brax_concurrent.scheduler.arrays import as_argument, is_jax, segments
 from brax_concurrent.scheduler.footprint import EVERYTHING, Footprint, merged
 from brax_concurrent.scheduler.kernel import Kernel
 from brax_concurrent.scheduler.scratch import Scratch
 from brax_concurrent.scheduler.task import Task
-from brax_concurrent.scheduler.window import MAX_SLOTS
+from brax_concurrent.scheduler.window import MAX_SLOTS, encode
 
-SCHEDULERS = ("serial",)
+SCHEDULERS = ("serial", "sw")
 
 Compile = Callable[[Kernel, tuple[ArgumentType, ...]], Any]
 _CODE: WeakKeyDictionary[Kernel, dict[tuple[str, tuple[ArgumentType, ...]], Any]] = WeakKeyDictionary()
@@ -170,7 +170,7 @@ class TaskStream:
         self._calls.append(call)
         return len(self._tasks) - 1
 
-    def run(self, scheduler: str = "serial", *, window: int = 32, threads: int = 0) -> None:
+    def run(self, scheduler: str = "sw", *, window: int = 32, threads: int = 0) -> None:
         """Run all tasks; returns when they have finished. A stream may be run again, and be added to in between.
 
         Args:
@@ -193,7 +193,7 @@ class TaskStream:
         if self._device == "cuda":
             self._run_cuda()
         else:
-            self._run_cpu()
+            self._run_cpu(scheduler, window, threads)
 
     def to_dot(self, name: str = "stream") -> str:
         """The graph of tasks that wait for each other, in the DOT language, for Graphviz."""
@@ -240,12 +240,18 @@ class TaskStream:
 
     # -- running --
 
-    def _run_cpu(self) -> None:
+    def _run_cpu(self, scheduler: str, window: int, threads: int) -> None:
         table = self._table
         if table is None or len(table) != len(self._calls):
             predicates = [0 if call.predicate is None else call.predicate.address for call in self._calls]
             table = self._table = task_cpu.build_table(self._codes("cpu", _compile_cpu), *self._columns(), predicates)
-        failure = task_cpu.run_in_order(table)
+        if scheduler == "serial":
+            failure = task_cpu.run_in_order(table)
+        else:
+            names = tuple(task.kernel for task in self._tasks)
+            columns = (table.code, table.args, table.first_unit, table.num_units, table.predicate)
+            listed = task_list.TaskTable(*columns, names, table.owners)
+            failure = task_list.run_tasks(listed, encode(self._tasks), threads=threads, window=window)
         if failure is not None:
             index, code = failure
             cause, place = task_cpu.exception_of(code)

@@ -160,7 +160,7 @@ def test_one_argument_serves_all_robots():
     assert {name: each.task.max_episode_steps for name, each in env.envs.items()} == {"halfcheetah": 7, "walker2d": 9}
     assert [each.task.nconmax for each in env.envs.values()] == [5, 5]
     for each, threads in ((env, 0), (MixedEnv(env.envs, 1), 1), (bc.make({"halfcheetah": 3}, threads=1), 1)):
-        assert each._composite("_reset_program").desc[DESC_THREADS] == threads
+        assert each.program("reset_all").desc[DESC_THREADS] == threads
 
 
 def test_per_environment_quantities_may_differ_between_robots():
@@ -194,7 +194,7 @@ def test_a_step_is_one_native_call(mixed):
 
 def test_robots_with_long_tiles_come_first(mixed):
     env = MixedEnv({name: mixed.envs[name] for name in ("fast", "halfcheetah", "walker2d")})
-    order = [spec.name.split(".")[0] for spec in env._composite("_step_program").buffers]
+    order = [spec.name.split(".")[0] for spec in env.program("control_step").buffers]
     assert list(dict.fromkeys(order)) == ["walker2d", "halfcheetah", "fast"]  # Runge-Kutta; 5 substeps; 2
 
 

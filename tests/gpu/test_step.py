@@ -207,7 +207,7 @@ def test_a_program_for_the_cpu_says_so_inside_a_computation_on_the_gpu():
 
 @pytest.mark.parametrize("robot", ROBOTS)
 def test_the_driver_sees_what_the_assembler_said(robot):
-    program = make(robot)._step_program
+    program = make(robot).program("control_step")
     for op in {op.kernel.name: op for op in program.ops}.values():
         assert 0 < op.kernel.registers() <= 255
         assert op.kernel.local_bytes() >= 0

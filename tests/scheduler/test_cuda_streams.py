@@ -192,8 +192,8 @@ def test_a_gpu_without_streams_is_an_error():
         launch_program(program, [1, 2], 3, 40, 0)
 
 
-@pytest.mark.parametrize("text", ["", "-1", "soon"])
+@pytest.mark.parametrize("text", ["-1", "soon"])
 def test_a_timeout_that_is_no_number_is_refused(monkeypatch, text):
     monkeypatch.setenv("BRAX_CONCURRENT_TIMEOUT", text)
-    with pytest.raises(ValueError, match="BRAX_CONCURRENT_TIMEOUT: expected a positive number of seconds"):
+    with pytest.raises(ValueError, match="BRAX_CONCURRENT_TIMEOUT must be a positive number of seconds"):
         run([make_part([0], set())], "serial", 40)

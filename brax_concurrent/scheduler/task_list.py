@@ -1,0 +1,332 @@
+"""The window on threads, for a list of tasks: programs that are no tile programs, such as linear algebra and networks.
+
+The engine is that of streams.py (engine.py); here the stream is a table, and its conflicts are those of its footprints.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numba import carray, njit
+
+from brax_concurrent.backends import intrinsics, native
+from brax_concurrent.backends.cpu_program import cores
+from brax_concurrent.backends.cpu_run import aligned_words, participate_all
+from brax_concurrent.backends.intrinsics import (
+    call_task,
+    load_i32,
+    load_i64,
+    monotonic_ns,
+    pointer,
+    stack_bytes,
+    store_i64,
+)
+from brax_concurrent.backends.native import OK, STUCK, WORD, compile_callback, source_hash
+from brax_concurrent.scheduler import engine, window
+from brax_concurrent.scheduler.engine import (
+    LANE_WORDS,
+    MOST,
+    NOBODY,
+    STATE_BEGIN,
+    STATE_END,
+    STATE_LANE,
+    STATE_LANES,
+    STATE_MASKS,
+    STATE_RAN,
+    STATE_RETIRED,
+    STATE_STATUS,
+    STATE_TASK,
+    STATE_TASKS,
+    STATE_UNITS,
+    STATE_UPSTREAM,
+    choose,
+    enter,
+    finish,
+    finished,
+    grant,
+    is_over,
+    lock,
+    lowest_slot,
+    masks_at,
+    note,
+    start_next,
+    stop,
+    timeout_ns,
+    unlock,
+    wait,
+    words_at,
+)
+from brax_concurrent.scheduler.window import (
+    ISSUED,
+    MAX_SLOTS,
+    NO_SLOT,
+    Encoded,
+    insert_task,
+    retire_slots,
+    slot_bit,
+)
+
+# The job: int64 words, then the state.
+JOB_WINDOW = 0  # slots
+JOB_TIMEOUT = 1  # nanoseconds in which something must finish
+JOB_TASKS = 2  # how many there are
+JOB_CODE, JOB_ARGS, JOB_FIRST_UNIT, JOB_NUM_UNITS, JOB_PREDICATE = 3, 4, 5, 6, 7  # addresses of the table's columns
+JOB_ROWS, JOB_SEGMENTS, JOB_OFFSETS, JOB_EVERYTHING = 8, 9, 10, 11  # of `Encoded`: addresses, and how many rows
+JOB_RECORDS = 12  # address of the records, 0: none
+JOB_FAILED_TASK, JOB_FAILED_CODE = 13, 14  # of the tasks that returned an error, the first in program order
+JOB_STUCK = 15  # mask of the slots whose tasks ran when the run was given up
+JOB_STUCK_TASKS = 16  # the task in each slot then
+JOB_WORDS = JOB_STUCK_TASKS + MAX_SLOTS
+
+FAILED = 4  # a status besides those of native.py: a task returned an error
+RECORD_COLUMNS = 4  # task, lane, begin, end
+BATCH_BYTES, QUEUE_BYTES = WORD * MOST, WORD * MAX_SLOTS
+
+_COLUMNS = ("code", "args", "first_unit", "num_units", "predicate")
+
+
+@dataclass(frozen=True, eq=False)
+class TaskTable:
+    """Tasks in program order, by columns: contiguous (tasks,) int64 arrays.
+
+    code        address of `int64_t task(char *args, int64_t first_unit, int64_t num_units)`, which returns 0 or an
+                error code
+    args        its first argument, an address
+    first_unit  the first unit that it works on
+    num_units   how many units it works on
+    predicate   address of an int32: if that is 0 when the task would issue, the task is skipped; 0: it always runs
+    names       what messages call each task; empty: by number
+    owners      what must stay alive as long as the addresses are used
+
+    Raises:
+      TypeError: a column is no contiguous array of int64.
+      ValueError: columns or names differ in length, or a task has no code.
+    """
+
+    code: np.ndarray
+    args: np.ndarray
+    first_unit: np.ndarray
+    num_units: np.ndarray
+    predicate: np.ndarray
+    names: tuple[str, ...] = ()
+    owners: tuple[object, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in _COLUMNS:
+            column = getattr(self, name)
+            if not isinstance(column, np.ndarray) or column.dtype != np.int64 or not column.flags.c_contiguous:
+                found = f"{column.dtype} array" if isinstance(column, np.ndarray) else type(column).__name__
+                raise TypeError(f"{name}: expected a contiguous int64 array, got {found}")
+            if column.shape != (len(self),):
+                raise ValueError(f"{name}: expected shape ({len(self)},) as that of code, got {column.shape}")
+        if len(self.names) not in (0, len(self)):
+            raise ValueError(f"names: expected none or one for each of {len(self)} tasks, got {len(self.names)}")
+        if not self.code.all():
+            raise ValueError(f"code: task {int(np.argmin(self.code != 0))} has none, its address is 0")
+
+    def __len__(self) -> int:
+        return self.code.size
+
+    def name(self, task: int) -> str:
+        """What messages call a task."""
+        return f"task {task} ({self.names[task]})" if self.names else f"task {task}"
+
+
+# --- compiled code -----------------------------------------------------------------------------
+
+
+@njit(nogil=True)
+def _fill(job: int, state: int, upstream: np.ndarray, tasks: np.ndarray, masks: np.ndarray) -> None:
+    """Let the next tasks into the free slots."""
+    count = load_i64(job + WORD * JOB_TASKS)
+    rows = carray(pointer(load_i64(job + WORD * JOB_ROWS)), (load_i64(job + WORD * JOB_SEGMENTS), 4), np.int64)
+    offsets = words_at(load_i64(job + WORD * JOB_OFFSETS), count + 1)
+    everything = carray(pointer(load_i64(job + WORD * JOB_EVERYTHING)), count, np.bool_)
+    task = load_i64(state + WORD * STATE_TASK)
+    while task < count and insert_task(rows, offsets, everything, upstream, tasks, masks, task) != NO_SLOT:
+        task += 1
+    store_i64(state + WORD * STATE_TASK, task)
+
+
+@njit(nogil=True)
+def _retire(job: int, state: int, upstream: np.ndarray, tasks: np.ndarray, masks: np.ndarray) -> None:
+    """Retire what has finished."""
+    done = finished(state)
+    retire_slots(upstream, masks, done)
+    records = load_i64(job + WORD * JOB_RECORDS)
+    while done != np.uint64(0):
+        slot = lowest_slot(done)
+        done &= ~slot_bit(slot)
+        store_i64(state + WORD * STATE_RETIRED, load_i64(state + WORD * STATE_RETIRED) + 1)
+        if records != 0:
+            row = records + WORD * RECORD_COLUMNS * tasks[slot]
+            store_i64(row, tasks[slot])
+            store_i64(row + WORD, load_i64(state + WORD * (STATE_RAN + slot)))
+            store_i64(row + 2 * WORD, load_i64(state + WORD * (STATE_BEGIN + slot)))
+            store_i64(row + 3 * WORD, load_i64(state + WORD * (STATE_END + slot)))
+
+
+@njit(nogil=True)
+def _run_batch(job: int, state: int, tasks: np.ndarray, order: np.ndarray, lane: int) -> tuple[int, int]:
+    """Run the tasks that were granted to a lane, until someone takes the rest back; (task, code) of the last."""
+    recorded, task, code = load_i64(job + WORD * JOB_RECORDS) != 0, 0, 0
+    for index in range(len(order)):
+        slot = order[index]
+        if index != 0 and not start_next(state, lane, slot):
+            break
+        task = tasks[slot]
+        predicate = load_i64(load_i64(job + WORD * JOB_PREDICATE) + WORD * task)
+        begin = monotonic_ns() if recorded else 0
+        end, ran = begin, NOBODY
+        if predicate == 0 or load_i32(predicate) != 0:
+            code = call_task(
+                load_i64(load_i64(job + WORD * JOB_CODE) + WORD * task),
+                load_i64(load_i64(job + WORD * JOB_ARGS) + WORD * task),
+                load_i64(load_i64(job + WORD * JOB_FIRST_UNIT) + WORD * task),
+                load_i64(load_i64(job + WORD * JOB_NUM_UNITS) + WORD * task),
+            )
+            end, ran = monotonic_ns() if recorded else 0, lane
+        if recorded:
+            note(state, slot, ran, begin, end)
+        if code != 0:
+            break  # it finishes when no task can issue any more
+        finish(state, lane, slot)
+    return task, code
+
+
+@njit(nogil=True)
+def _fail(job: int, state: int, tasks: np.ndarray, masks: np.ndarray, lane: int, task: int, code: int) -> None:
+    """A task has returned an error."""
+    if load_i64(state + WORD * STATE_STATUS) == OK:
+        stop(state, masks, FAILED)
+    failed = load_i64(job + WORD * JOB_FAILED_TASK)
+    if failed < 0 or task < failed:
+        store_i64(job + WORD * JOB_FAILED_TASK, task)
+        store_i64(job + WORD * JOB_FAILED_CODE, code)
+    for slot in range(len(tasks)):
+        if masks[ISSUED] & slot_bit(slot) != np.uint64(0) and tasks[slot] == task:
+            finish(state, lane, slot)
+
+
+@njit(nogil=True)
+def _give_up(job: int, state: int, tasks: np.ndarray, masks: np.ndarray) -> None:
+    """End the run as STUCK, and write down what runs."""
+    stop(state, masks, STUCK)
+    store_i64(job + WORD * JOB_STUCK, np.int64(masks[ISSUED]))
+    for slot in range(len(tasks)):
+        store_i64(job + WORD * (JOB_STUCK_TASKS + slot), tasks[slot])
+
+
+def _make_participate(magic: int) -> Callable[[int], int]:
+    # As in native.py: `magic` is in Numba's cache key and ties the code to the content of the files it is of.
+    def participate(job: int) -> int:
+        state, size = job + WORD * JOB_WORDS, load_i64(job + WORD * JOB_WINDOW)
+        masks, upstream = masks_at(state + WORD * STATE_MASKS, 2), masks_at(state + WORD * STATE_UPSTREAM, size)
+        tasks, units = words_at(state + WORD * STATE_TASKS, size), words_at(state + WORD * STATE_UNITS, size)
+        order = words_at(stack_bytes(BATCH_BYTES), MOST)
+        queue = words_at(stack_bytes(QUEUE_BYTES), size)
+        lock(state)
+        lane = load_i64(state + WORD * STATE_LANES)
+        if lane >= size:  # there is no work for more
+            unlock(state)
+            return OK
+        enter(state)
+        while True:
+            if load_i64(state + WORD * STATE_STATUS) != STUCK:  # the records may be gone then
+                _retire(job, state, upstream, tasks, masks)
+            slot = NO_SLOT
+            if load_i64(state + WORD * STATE_STATUS) == OK:
+                _fill(job, state, upstream, tasks, masks)
+                slot = choose(state, upstream, tasks, units, masks, lane, 0)
+            if slot != NO_SLOT:
+                count = grant(state, upstream, tasks, units, masks, order, queue, lane, slot)
+                unlock(state)
+                task, code = _run_batch(job, state, tasks, order[:count], lane)
+                lock(state)
+                if code != 0:
+                    _fail(job, state, tasks, masks, lane, task, code)
+            elif is_over(state, masks):
+                break
+            elif not wait(state, load_i64(job + WORD * JOB_TIMEOUT)) and load_i64(state + WORD * STATE_STATUS) != STUCK:
+                _give_up(job, state, tasks, masks)
+        status = load_i64(state + WORD * STATE_STATUS)
+        unlock(state)
+        return status
+
+    return participate
+
+
+@functools.cache
+def _participate() -> Any:
+    magic = source_hash(*(module.__file__ for module in (engine, window, native, intrinsics)), __file__)
+    return compile_callback(_make_participate(magic))
+
+
+# --- running -----------------------------------------------------------------------------------
+
+
+def run_tasks(
+    table: TaskTable,
+    encoded: Encoded,
+    *,
+    threads: int = 0,
+    window: int = 32,
+    records: np.ndarray | None = None,
+) -> tuple[int, int] | None:
+    """Run tasks, out of order where their footprints allow it, on this thread and others, without the GIL.
+
+    The results are those of program order, bit for bit, whatever the numbers below.
+
+    Args:
+      table: the tasks.
+      encoded: their footprints, see `window.encode`; a task's predicate is among what it reads.
+      threads: at most so many; 0: on all cores.
+      window: how many unfinished tasks to choose from, 1 to 64. With 1 they run in program order.
+      records: (tasks, 4) int64, row i to become [i, lane, begin, end] of task i in nanoseconds of `time.monotonic_ns`;
+        lane -1 and begin == end if it was skipped; all -1 if it has not run.
+
+    Returns:
+      None, or (task, code) if a task has returned an error code. Then no further tasks are started, those that run are
+      waited for, and of several that failed this is the first in program order.
+
+    Raises:
+      ValueError: a number is out of range, or lengths or shapes do not fit.
+      RuntimeError: no task ended for 120 seconds, or for BRAX_CONCURRENT_TIMEOUT seconds if that is set in the
+        environment. The message names the tasks that were waited for; those go on running.
+    """
+    threads, window = operator.index(threads), operator.index(window)
+    if not 1 <= window <= MAX_SLOTS:
+        raise ValueError(f"window must be from 1 to {MAX_SLOTS}, got {window}")
+    if threads < 0:
+        raise ValueError(f"threads must not be negative, got {threads}")
+    if len(encoded) != len(table):
+        raise ValueError(f"encoded: expected the footprints of {len(table)} tasks, got {len(encoded)}")
+    if records is not None:
+        shape = (len(table), RECORD_COLUMNS)
+        if records.shape != shape or records.dtype != np.int64 or not records.flags.c_contiguous:
+            raise ValueError(f"records: expected a contiguous int64 array of shape {shape}, got {records.dtype} array "
+                             f"of shape {records.shape}")  # fmt: skip
+        records.fill(-1)
+    timeout = timeout_ns()
+    if len(table) == 0:
+        return None
+    job = aligned_words(JOB_WORDS + STATE_LANE + LANE_WORDS * window)
+    job[[JOB_WINDOW, JOB_TIMEOUT, JOB_TASKS, JOB_SEGMENTS]] = window, timeout, len(table), len(encoded.rows)
+    for word, name in enumerate(_COLUMNS, JOB_CODE):
+        job[word] = getattr(table, name).ctypes.data
+    kept = tuple(np.ascontiguousarray(each) for each in (encoded.rows, encoded.offsets, encoded.everything))
+    job[[JOB_ROWS, JOB_OFFSETS, JOB_EVERYTHING]] = [each.ctypes.data for each in kept]
+    job[JOB_RECORDS] = 0 if records is None else records.ctypes.data
+    job[JOB_FAILED_TASK] = -1
+    participants = min(threads or cores(), window, len(table))
+    status = participate_all(_participate().address, job, participants, (table, kept, records))[0]
+    if status == STUCK:
+        stuck = [int(job[JOB_STUCK_TASKS + slot]) for slot in range(window) if int(job[JOB_STUCK]) >> slot & 1]
+        names = ", ".join(table.name(task) for task in sorted(stuck))
+        raise RuntimeError(f"no task ended for {timeout // 10**6} ms; waited for {names}")
+    return None if status == OK else (int(job[JOB_FAILED_TASK]), int(job[JOB_FAILED_CODE]))
