@@ -116,7 +116,8 @@ def agreement(
         actions: (steps, num_envs, action_size); None: random ones.
         arguments: of `bc.make`.
     """
-    cpu, gpu = (bc.make(robot, num_envs, backend=backend, **arguments) for backend in ("cpu", "cuda"))
+    gpu = bc.make(robot, num_envs, backend="cuda", **arguments)
+    cpu = bc.make(robot, num_envs, backend="cpu", **{n: v for n, v in arguments.items() if n != "scheduler"})
     first, second = (env.reset(jax.random.key(0)) for env in (cpu, gpu))
     found = {
         f"reset {name}": difference(getattr(first, name), getattr(second, name)) for name in ("qpos", "qvel", "obs")

@@ -16,6 +16,7 @@ import pytest
 import brax_concurrent as bc
 from brax_concurrent.backends.native import DESC_THREADS
 from brax_concurrent.envs.ant import Ant
+from brax_concurrent.envs.base import Env
 from brax_concurrent.envs.halfcheetah import HalfCheetah
 from brax_concurrent.envs.mixed import MixedEnv, MixedState, robot_key
 
@@ -323,14 +324,25 @@ def test_several_host_threads_step_at_once(mixed):
     assert failures == []
 
 
-def test_without_a_native_composite_robots_run_one_after_another(mixed):
-    """As on a GPU: the same bits from one call for each robot."""
-    env = MixedEnv(mixed.envs)
-    env.backend = "elsewhere"
+def test_every_scheduler_gives_the_same_bits(mixed):
+    windows = {n: make_like(env, scheduler="sw", window=8) for n, env in mixed.envs.items()}
+    env = MixedEnv(windows)
     state = mixed.reset(KEY)
     assert_same(env.reset(KEY), state)
     assert_same(env.step(state, actions(mixed, 0)), mixed.step(state, actions(mixed, 0)))
-    assert str(jax.make_jaxpr(env.step)(state, actions(mixed, 0))).count("ffi_call") == 3
+    assert str(jax.make_jaxpr(env.step)(state, actions(mixed, 0))).count("ffi_call") == 1
+
+
+def test_robots_with_different_schedules_are_no_batch(mixed):
+    envs = dict(mixed.envs)
+    envs["walker2d"] = make_like(envs["walker2d"], scheduler="sw")
+    with pytest.raises(ValueError, match="expected one schedule for all"):
+        MixedEnv(envs)
+
+
+def make_like(env, **schedule):
+    """An environment of the same task and size, scheduled otherwise."""
+    return Env(env.task, env.num_envs, **schedule)
 
 
 # ---- States ------------------------------------------------------------------------------------------------

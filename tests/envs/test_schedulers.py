@@ -1,0 +1,79 @@
+"""Environments whose steps go through the window: the same bits as in program order, and what is refused."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import brax_concurrent as bc
+from brax_concurrent.scheduler.schedule import SCHEDULERS, Schedule, schedulers_on
+
+jax.config.update("jax_platforms", "cpu")
+
+KEY, NUM_ENVS = jax.random.key(3), 70  # the last tile is not full
+
+
+def rollout(env):
+    """All that ten steps of random actions and their resets return."""
+
+    def one(state, key):
+        action = jax.random.uniform(key, (env.num_envs, env.action_size), minval=-1.0, maxval=1.0)
+        state = env.step(state, action)
+        return state, (state.obs, state.reward, state.terminated, state.final_obs)
+
+    state = env.reset(KEY)
+    return jax.jit(lambda s: jax.lax.scan(one, s, jax.random.split(KEY, 10)))(state)
+
+
+def assert_same(a, b):
+    for one, other in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        np.testing.assert_array_equal(np.asarray(one), np.asarray(other))
+
+
+@pytest.fixture(scope="module")
+def expected():
+    return rollout(bc.make("grasp", NUM_ENVS, backend="cpu"))
+
+
+@pytest.mark.parametrize("granularity", ["stage", "substep", "step"])
+@pytest.mark.parametrize("window", [1, 3, 64])
+def test_a_window_changes_no_bit(expected, granularity, window):
+    env = bc.make("grasp", NUM_ENVS, backend="cpu", scheduler="sw", granularity=granularity, window=window)
+    assert env.schedule == Schedule("sw", window=window)
+    got = rollout(env)
+    assert_same(jax.tree.leaves(got), jax.tree.leaves(expected))
+
+
+def test_whole_steps_are_what_a_window_on_the_cpu_gets():
+    assert bc.make("grasp", 4, backend="cpu", scheduler="sw").granularity == "step"
+    assert bc.make("grasp", 4, backend="cpu", scheduler="serial").granularity == "stage"
+
+
+def test_resets_of_some_environments_go_through_the_window_too():
+    env, serial = (bc.make("grasp", NUM_ENVS, backend="cpu", scheduler=s) for s in ("sw", "serial"))
+    mask = jnp.arange(NUM_ENVS) % 3 == 0
+    assert_same(env.reset_where(env.reset(KEY), mask), serial.reset_where(serial.reset(KEY), mask))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"scheduler": "fast"}, ValueError, r"scheduler: expected one of \('serial', 'sw', 'graph'\), got 'fast'"),
+        ({"scheduler": "graph"}, ValueError, "scheduler: 'graph' is a CUDA Graph and needs backend='cuda'"),
+        ({"scheduler": "sw", "window": 0}, ValueError, "window: expected 1 to 64, got 0"),
+        ({"scheduler": "sw", "window": 65}, ValueError, "window: expected 1 to 64, got 65"),
+        ({"scheduler": "sw", "window": 2.5}, TypeError, "window: expected a whole number, got 2.5"),
+        ({"scheduler": "sw", "streams": 17}, ValueError, "streams: expected 1 to 16, got 17"),
+        ({"streams": True}, TypeError, "streams: expected a whole number, got True"),
+        ({"envs_per_task": 48}, ValueError, "envs_per_task: expected 0 or a multiple of 32, got 48"),
+        ({"envs_per_task": -32}, ValueError, "envs_per_task: expected 0 or a multiple of 32, got -32"),
+    ],
+)
+def test_schedules_that_cannot_be_are_refused(arguments, error, message):
+    with pytest.raises(error, match=message):
+        bc.make("grasp", 4, backend="cpu", **arguments)
+
+
+def test_a_graph_needs_cuda():
+    assert schedulers_on("cuda") == SCHEDULERS
+    assert schedulers_on("cpu") == ("serial", "sw")
