@@ -29,7 +29,7 @@ BROKEN = 7  # the stream on which a launch fails with error 700, a copy with 701
 STUCK = 99  # an event that is never done
 
 # The order of things: rows of what happened, and to what.
-LAUNCHED, RECORDED, WAITED, NODE, REPLAYED, SEEN = range(6)
+LAUNCHED, RECORDED, WAITED, NODE, REPLAYED, SEEN, CHANGED = range(7)
 ROW_WORDS = 40  # kind, two numbers, then up to 37 more
 
 
@@ -62,7 +62,7 @@ class FakeDriver:
     def rows(self) -> list[list[int]]:
         """What happened, in order: (LAUNCHED, launch, stream), (RECORDED, event, stream), (WAITED, stream, event),
         (NODE, launch, how many nodes it waits for, and which), (REPLAYED, graph, stream), (SEEN, event, 0): the host
-        was told that the event is done."""
+        was told that the event is done, (CHANGED, graph, node)."""
         return self.order[2 : 2 + int(self.order[0]) * ROW_WORDS].reshape(-1, ROW_WORDS).tolist()
 
     def before(self) -> list[set[int]]:
@@ -198,6 +198,7 @@ def fake_driver(parameters: int = 2, most: int = 1000, patience: int = 2) -> Fak
 
     @cfunc(code(word, word, word))
     def graph_set(graph, node, parameters):
+        note(CHANGED, graph, node)
         return 0
 
     @cfunc(code(word, word))

@@ -316,6 +316,9 @@ def load_constants(m: Any, w: Any, model: Model, per_env: Sequence[str]) -> None
         if m.body_mocapid[b] >= 0:
             w.mocap_pos[m.body_mocapid[b]] = m.body_pos[b]
             w.mocap_quat[m.body_mocapid[b]] = m.body_quat[b]
+    if m.opt.integrator == "rk4":
+        for i in range(m.nv):
+            w.rk4_trend[i] = 0.0
     w.diverged[0] = 0
     w.contacts_lost[0] = 0
 

@@ -119,13 +119,18 @@ def _collide_alike(m: Any, w: Any, contacts: _Contacts, collide: _Collider, pair
         for p, (g1, g2), margin in zip(pairs, ids, margins, strict=True):
             _collide_near(contacts, collide, _Pair(p, _geom(m, w, g1), _geom(m, w, g2), margin))
         return
-    tables = [w.table(column) for column in (pairs, *zip(*ids, strict=True))]
+    firsts, seconds = (w.table(column) for column in zip(*ids, strict=True))
+    reaches = [_reach(r1, h1, r2, h2, margin) for (r1, h1, r2, h2), margin in zip(sizes, margins, strict=True)]
+    squares = _column(w, [reach * reach for reach in reaches])
     numbers = [_column(w, column) for column in (margins, *zip(*sizes, strict=True))]
     for i in w.range(len(pairs)):
-        p, g1, g2 = (table[i] for table in tables)
-        margin, radius1, half1, radius2, half2 = (x if constant(x) else x[i] for x in numbers)
-        pair = _Pair(p, _Geom(w, g1, radius1, half1), _Geom(w, g2, radius2, half2), margin)
-        _collide_near(contacts, collide, pair)
+        g1, g2 = firsts[i], seconds[i]
+        apart = sub(w.geom_xpos[g1], w.geom_xpos[g2])
+        with w.when(dot(apart, apart) <= _at(squares, i)):
+            # What only neighbours need is looked up here: most pairs are far apart.
+            margin, radius1, half1, radius2, half2 = (_at(column, i) for column in numbers)
+            first, second = _Geom(w, g1, radius1, half1), _Geom(w, g2, radius2, half2)
+            collide(contacts, _Pair(w.table(pairs)[i], first, second, margin))
 
 
 def _column(w: Any, values: Any) -> Any:
@@ -133,10 +138,19 @@ def _column(w: Any, values: Any) -> Any:
     return float(values[0]) if len(set(values)) == 1 else w.table([float(v) for v in values])
 
 
+def _at(column: Any, i: Any) -> Any:
+    return column if constant(column) else column[i]
+
+
+def _reach(radius1: Any, half1: Any, radius2: Any, half2: Any, margin: Any) -> Any:
+    """Distance of the centres up to which bounding spheres, a little enlarged against rounding, overlap, m."""
+    return (radius1 + half1 + radius2 + half2 + margin) * 1.00001
+
+
 def _collide_near(contacts: _Contacts, collide: _Collider, pair: _Pair) -> None:
-    """Collide the pair where bounding spheres, a little enlarged against rounding, overlap."""
+    """Collide the pair where bounding spheres overlap."""
     first, second = pair.first, pair.second
-    reach = (first.radius + first.half + second.radius + second.half + pair.margin) * 1.00001
+    reach = _reach(first.radius, first.half, second.radius, second.half, pair.margin)
     apart = sub(first.pos, second.pos)
     with contacts.w.when(dot(apart, apart) <= reach * reach):
         collide(contacts, pair)

@@ -12,7 +12,7 @@ from brax_concurrent.kernels.kernel import Kernel, kernel
 from brax_concurrent.kernels.kinematics import FREE
 from brax_concurrent.kernels.ops import absolute, both, negate, rint, sincos, sqrt, where
 from brax_concurrent.kernels.symmetric import factor, solve
-from brax_concurrent.kernels.vec import Vec, add, add_scaled, cross, dot, norm, normalize, quat_mul, scale
+from brax_concurrent.kernels.vec import Vec, add, add_scaled, cross, dot, norm, normalize, quat_mul, scale, sub
 
 _MAX_VALUE = 1e10  # MuJoCo's mjMAXVAL
 _MINVAL = 1e-15  # MuJoCo's mjMINVAL
@@ -94,7 +94,7 @@ def rk4(rotation: str = "munthe-kaas") -> tuple[Kernel, Kernel, Kernel, Kernel]:
     """The kernels that follow the four evaluations of a classical fourth-order Runge-Kutta step.
 
     The first three move qpos and qvel to where the next evaluation is wanted, the last to the end of the
-    step. `qacc_warmstart` is the same for all four evaluations, and then becomes the last one's qacc.
+    step. Each leaves in `qacc_warmstart` what it expects qacc to be there, see `_expect`.
 
     Args:
         rotation: what the rate of a free joint's rotation is at a stage whose orientation is the start's
@@ -109,22 +109,22 @@ def rk4(rotation: str = "munthe-kaas") -> tuple[Kernel, Kernel, Kernel, Kernel]:
         raise ValueError(f"rotation: expected one of {ROTATION_RULES}, got {rotation!r}")
     corrected = rotation == "munthe-kaas"
     prefix = "rk4_" if corrected else "rk4_plain_"
-    kept = ("rk4_qpos", "rk4_qvel", "rk4_dq", "rk4_dv", "rk4_turn")
-    rates = ("qvel", "qacc")
-    moved = ("rk4_dq", "rk4_dv", "rk4_turn", "qpos", "qvel")
+    kept = ("rk4_qpos", "rk4_qvel", "rk4_dq", "rk4_dv", "rk4_turn", "rk4_trend")
+    rates = ("qvel", "qacc", "qacc_warmstart")
+    moved = ("rk4_dq", "rk4_dv", "rk4_turn", "rk4_trend", "qpos", "qvel", "qacc_warmstart")
 
     def stage(k: int, reads: tuple[str, ...], writes: tuple[str, ...]) -> Kernel:
         return Kernel(f"{prefix}stage_{k + 1}", lambda m, w: _stage(m, w, k, corrected), reads, writes)
 
     return (
-        stage(0, ("qpos", *rates), (*kept, "qpos", "qvel")),
+        stage(0, ("qpos", "rk4_trend", *rates), (*kept, "qpos", "qvel", "qacc_warmstart")),
         stage(1, (*kept, *rates), moved),
         stage(2, (*kept, *rates), moved),
         Kernel(
             f"{prefix}finish",
             lambda m, w: _finish(m, w, corrected),
             (*kept, *rates),
-            ("qpos", "qvel", "qacc_warmstart"),
+            ("rk4_trend", "qpos", "qvel", "qacc_warmstart"),
         ),
     )
 
@@ -132,6 +132,7 @@ def rk4(rotation: str = "munthe-kaas") -> tuple[Kernel, Kernel, Kernel, Kernel]:
 def _stage(m: Any, w: Any, k: int, corrected: bool) -> None:
     """After evaluation k (0, 1, 2): add its rates to the sums, go from the start to evaluation k + 1."""
     rate, qacc = _rates(m, w, corrected and k > 0)
+    _expect(m, w, k, qacc)
     dq, dv = scale(rate, _WEIGHT[k]), scale(qacc, _WEIGHT[k])
     if k == 0:
         qpos, qvel = _values(w.qpos, m.nq), rate
@@ -149,13 +150,38 @@ def _finish(m: Any, w: Any, corrected: bool) -> None:
     rate, qacc = _rates(m, w, corrected)
     mean_rate = add_scaled(_values(w.rk4_dq, m.nv), rate, _WEIGHT[3])
     mean_qacc = add_scaled(_values(w.rk4_dv, m.nv), qacc, _WEIGHT[3])
+    _expect(m, w, 3, qacc)
     h = m.opt.timestep
     _store(
         w,
         qpos=integrate_positions(m, _values(w.rk4_qpos, m.nq), mean_rate, h),
         qvel=add_scaled(_values(w.rk4_qvel, m.nv), mean_qacc, h),
-        qacc_warmstart=qacc,
     )
+
+
+def _expect(m: Any, w: Any, k: int, qacc: Vec) -> None:
+    """After evaluation k: what qacc is expected at the next, as the solver's start.
+
+    Contacts are stiff: over half a step qacc changes a lot, but about as much as over the half step before. So the
+    second and the fourth evaluation, half a step later than the one before, start from that one's qacc and the last
+    change seen (`rk4_trend`); the third and the next step's first from the qacc of the same time. Where a start is
+    bad, the solver finds it out (`solver.start`).
+    """
+    expected: Sequence[Any]
+    trend: Sequence[Any] = _values(w.rk4_trend, m.nv)
+    if k == 0:
+        expected = add(qacc, trend)
+    elif k == 1:
+        first = scale(_values(w.rk4_dv, m.nv), 1.0 / _WEIGHT[0])
+        expected, trend = qacc, sub(qacc, first)
+    elif k == 2:
+        expected = add(qacc, trend)
+    else:
+        third = sub(_values(w.qacc_warmstart, m.nv), trend)
+        expected, trend = qacc, sub(qacc, third)
+    _store(w, qacc_warmstart=expected)
+    if k in (1, 3):
+        _store(w, rk4_trend=trend)
 
 
 def _rates(m: Any, w: Any, corrected: bool) -> tuple[list[Any], list[Any]]:

@@ -73,7 +73,9 @@ def _state_fields(m: Model) -> dict[str, Field]:
         "qpos": Field((max(m.nq, 1),), "position, m, rad or quaternion"),
         "qvel": Field((max(m.nv, 1),), "velocity, m/s or rad/s"),
         "ctrl": Field((max(m.nu, 1),), "control, in the actuator's unit"),
-        "qacc_warmstart": Field((max(m.nv, 1),), "qacc at the end of the last step"),
+        "qacc_warmstart": Field(
+            (max(m.nv, 1),), "what qacc is expected to be; between steps, that of the last evaluation"
+        ),
         "mocap_pos": Field((max(m.nmocap, 1), 3), "mocap body positions, m"),
         "mocap_quat": Field((max(m.nmocap, 1), 4), "mocap body orientations"),
     }
@@ -122,6 +124,7 @@ def _integration_fields(m: Model) -> dict[str, Field]:
         "rk4_qvel": Field((nv,), "qvel at the start of the step"),
         "rk4_dq": Field((nv,), "weighted sum of the stages' velocities"),
         "rk4_dv": Field((nv,), "weighted sum of the stages' accelerations"),
+        "rk4_trend": Field((nv,), "the last change of qacc over half a step; 0 at the start of a call"),
         "rk4_turn": Field(
             (max(nfree, 1), 3), "rotation vector of each free joint since the step's start, rad, body frame"
         ),

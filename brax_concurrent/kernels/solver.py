@@ -5,8 +5,9 @@ qacc minimises a strictly convex, piecewise quadratic function (MuJoCo documenta
     cost(qacc) = (qacc - qacc_smooth)' M (qacc - qacc_smooth) / 2 + sum over rows of D min(J qacc - aref, 0)**2 / 2
 
 Each environment has its own loop: it assembles H = M + J' D J over the active rows (those with J qacc < aref), factors
-it with the sparsity that the robot allows, and searches along the Newton direction for the exact minimum. When the full
-step changes no row's activity it has reached the minimum of the whole, and the loop ends without another test.
+it, both with the sparsity that the robot allows (kernels/coupling.py), and searches along the Newton direction for the
+exact minimum. When the full step changes no row's activity it has reached the minimum of the whole, and the loop ends
+without another test.
 
 Written for single precision too: the unknown is the deviation from qacc_smooth, and the improvement that ends the loop
 is a sum of squares instead of a difference of costs.
@@ -18,12 +19,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from brax_concurrent.kernels.contact_parameters import dof_signs
+from brax_concurrent.kernels.coupling import contact_groups, rare_limbs
 from brax_concurrent.kernels.fold import zero
 from brax_concurrent.kernels.inertia import inertia_entries
 from brax_concurrent.kernels.kernel import kernel
 from brax_concurrent.kernels.ops import absolute, both, either, minimum, negate, sqrt, where
-from brax_concurrent.kernels.symmetric import Symmetric, factor, times
+from brax_concurrent.kernels.symmetric import Symmetric, closure, eliminate, factor, times
 from brax_concurrent.kernels.symmetric import solve as solve_factored
 from brax_concurrent.kernels.vec import Vec, add, dot, sub
 
@@ -33,7 +34,7 @@ _MIN_ITERATIONS = 10
 @kernel(
     reads=(
         *("qM", "qacc_smooth", "qacc_warmstart", "limit_sign", "limit_D", "limit_aref"),
-        *("ncon", "contact_J", "contact_D", "contact_aref", "contact_jar", "contact_jv"),
+        *("ncon", "contact_pair", "contact_J", "contact_D", "contact_aref", "contact_jar", "contact_jv"),
     ),
     writes=(
         *("qacc", "qfrc_constraint", "limit_force", "contact_force", "solver_niter"),
@@ -47,11 +48,11 @@ def solve(m: Any, w: Any) -> None:
     cap = max(_MIN_ITERATIONS, m.opt.iterations)
     tolerance = m.opt.tolerance * m.stat_meaninertia * max(1, m.nv)
     for it in w.range(cap):
-        hessian, gradient = p.quadratic()
+        gradient = p.quadratic()
         size = sqrt(dot(gradient, gradient))
         # Conditions are written so that NaN ends a loop, too.
         w.break_where(negate(size > tolerance))
-        search = [-x for x in solve_factored(*factor(hessian), gradient)]
+        search = [-x for x in p.solve(gradient)]
         decrement = -0.5 * dot(gradient, search)
         w.break_where(both(it > 0, negate(decrement > tolerance)))
         moved = times(p.mass, search)
@@ -95,6 +96,7 @@ class _Problem:
         deviation: qacc - qacc_smooth.
         momentum: M deviation.
         pending: the contacts' `contact_jar` still lacks this times `contact_jv`.
+        crossed: whether an active contact couples the rare limbs (`coupling.rare_limbs`) with others.
     """
 
     def __init__(self, m: Any, w: Any):
@@ -106,7 +108,9 @@ class _Problem:
             for j in range(m.njnt)
             if m.jnt_limited[j]
         ]
-        self.coupled = _coupled_dofs(m)
+        self.groups = contact_groups(m)
+        self.rare = rare_limbs(m, self.mass)
+        self.crossed = w.var(False)
         self.deviation = [w.var(0.0) for _ in range(m.nv)]
         self.momentum = [w.var(0.0) for _ in range(m.nv)]
         self.pending = w.var(0.0)
@@ -170,36 +174,75 @@ class _Problem:
 
     # -- the quadratic at the point ----------------------------------------------------------------------------------
 
-    def quadratic(self) -> tuple[Symmetric, list[Any]]:
-        """Hessian and gradient of the cost."""
+    def quadratic(self) -> list[Any]:
+        """Put the Hessian of the cost into `hessian`, return the gradient."""
         w = self.w
         pattern = self._pattern()
-        hessian = _Sums(w, {ij: self.mass.get(ij, 0.0) for ij in pattern})
+        self.hessian = _Sums(w, {ij: self.mass.get(ij, 0.0) for ij in pattern})
         gradient = _Sums(w, {i: x.value for i, x in enumerate(self.momentum)})
         for limit in self.limits:
             jar, i = self.limit_jar(limit), limit.dof
             gradient.add(i, [limit.sign * limit.stiffness], [minimum(jar, 0.0)])
-            hessian.add((i, i), [where(jar < 0.0, limit.stiffness, 0.0)], [1.0])
+            self.hessian.add((i, i), [where(jar < 0.0, limit.stiffness, 0.0)], [1.0])
+        self.crossed.value = False
         for k in self.contacts():
-            jar, jacobian = self._contact_jar(k), w.contact_J[k]
+            jar = self._contact_jar(k)
             pull, weights = _pull(jar, w.contact_D[k]), _weights(jar, w.contact_D[k])
-            columns = list(zip(*jacobian, strict=True))
-            weighted = [[dot(row, column) for row in weights] for column in columns]
+            columns = list(zip(*w.contact_J[k], strict=True))
             for i, column in enumerate(columns):
                 gradient.add(i, column, pull)
-            for (i, j), coupled in pattern.items():
-                if coupled:
-                    hessian.add((i, j), columns[i], weighted[j])
+            self._add_curvature(w.contact_pair[k], columns, weights)
         self.pending.value = 0.0
-        return {ij: x for ij, x in hessian.totals().items() if not zero(x)}, list(gradient.totals().values())
+        return list(gradient.totals().values())
 
-    def _pattern(self) -> dict[tuple[int, int], bool]:
-        """Entries of H that can be non-zero: those of M, and (true) those of dofs that can act on one contact."""
-        entries = dict.fromkeys(self.mass, False)
-        for dofs in self.coupled:
-            entries.update({(i, j): True for i in dofs for j in dofs if j <= i})
+    def _add_curvature(self, pair: Any, columns: list[Any], weights: list[list[Any]]) -> None:
+        """Add J' weights J of a contact to the Hessian: the entries of its group, and none if no row is active."""
+        w, active = self.w, weights[0][0] > 0.0
+        if self.rare is not None:
+            crosses = w.table(self.rare.crossing)[pair] == 1
+            self.crossed.value = either(self.crossed.value, both(crosses, active))
+        group = w.table(self.groups.of_pair)[pair]
+        for number, (dofs, entries) in enumerate(zip(self.groups.dofs, self.groups.entries, strict=True)):
+            with w.when(both(active, group == number)):
+                weighted = {j: [dot(row, columns[j]) for row in weights] for j in sorted(dofs)}
+                for i, j in self._pattern():
+                    if (i, j) in entries:
+                        self.hessian.add((i, j), columns[i], weighted[j])
+
+    def _pattern(self) -> list[tuple[int, int]]:
+        """Entries of H that can be non-zero: those of M, and those of dofs that can act on one contact.
+
+        With rare limbs also what elimination fills in, which happens in place.
+        """
+        entries = set(self.mass).union(*self.groups.entries)
+        if self.rare is not None:
+            entries = closure(entries)
         # In this order an unrolled loop over the entries finds its operands in registers.
-        return dict(sorted(entries.items(), key=lambda item: (item[0][0] // 3, item[0][1] // 3, item[0])))
+        return sorted(entries, key=lambda entry: (entry[0] // 3, entry[1] // 3, entry))
+
+    def solve(self, rhs: list[Any]) -> list[Any]:
+        """The Hessian's inverse times a vector. The Hessian is used up."""
+        if self.rare is None:
+            return solve_factored(*factor(self._matrix()), rhs)
+        first, last = self.rare.first, range(self.rare.first, self.m.nv)
+        pivots = {i: self.w.var(0.0) for i in last}
+        crossed = self.crossed.value
+        for chosen, absent in ((crossed, frozenset()), (negate(crossed), self.rare.entries)):
+            with self.w.when(chosen):
+                matrix = {ij: x for ij, x in self._matrix().items() if ij not in absent}
+                lower, inverse, rest = eliminate(matrix, first)
+                for ij, x in (lower | rest).items():
+                    if x is not matrix.get(ij):
+                        self.hessian.put(ij, x)
+                for i in last:
+                    pivots[i].value = inverse[i]
+        done = self._matrix()
+        lower, inverse = factor({ij: x for ij, x in done.items() if ij[0] < first})
+        lower |= {ij: x for ij, x in done.items() if ij[0] >= first}
+        return solve_factored(lower, [*inverse, *(pivots[i].value for i in last)], rhs)
+
+    def _matrix(self) -> Symmetric:
+        return {ij: x for ij, x in self.hessian.totals().items() if not zero(x)}
 
     # -- the line search ---------------------------------------------------------------------------------------------
 
@@ -370,13 +413,11 @@ class _Sums:
                 total = total + product
             self._cells[i] = total
 
+    def put(self, name: Any, value: Any) -> None:
+        """Replace a sum."""
+        self._grown.add(name)
+        self._cells[self._index[name]] = value
+
     def totals(self) -> dict[Any, Any]:
-        """The sums; one that nothing was added to is still known as well as at the start."""
+        """The sums; one that nothing changed is still known as well as at the start."""
         return {name: self._cells[i] if name in self._grown else self._initial[name] for name, i in self._index.items()}
-
-
-def _coupled_dofs(m: Any) -> list[frozenset[int]]:
-    """The distinct sets of dofs that act on one contact."""
-    signs = dof_signs(m)
-    sets = {frozenset(i for i in range(m.nv) if signs[i][p]) for p in range(m.npair)}
-    return [s for s in sets if not any(s < other for other in sets)]

@@ -26,24 +26,38 @@ def factor(matrix: Symmetric) -> tuple[dict[tuple[int, int], Any], list[Any]]:
     Returns:
         (lower, inverse): L below its diagonal and, on it, D, as entries (i, j); and the n values 1 / D.
     """
+    lower, inverse, _ = eliminate(matrix, 0)
+    return lower, inverse
+
+
+def eliminate(
+    matrix: Symmetric, first: int
+) -> tuple[dict[tuple[int, int], Any], list[Any], dict[tuple[int, int], Any]]:
+    """The part of `factor` that concerns the rows from `first` on.
+
+    Returns:
+        (lower, inverse, rest): `factor`'s, with rows from `first` on only, and the matrix whose factor is theirs above.
+    """
     n = _size(matrix)
-    rows = _rows(_closure(matrix), n)
+    rows = _rows(closure(matrix), n)
     raw: dict[tuple[int, int], Any] = {}  # D L
     lower: dict[tuple[int, int], Any] = {}
     inverse: list[Any] = [0.0] * n
+    rest: dict[tuple[int, int], Any] = {}
     for i in range(n - 1, -1, -1):
-        below = [k for k in range(n - 1, i, -1) if i in rows[k]]
+        below = [k for k in range(n - 1, max(i, first - 1), -1) if i in rows[k]]
         for j in [i, *sorted(rows[i])]:
             entry = matrix.get((i, j), 0.0)
             for k in below:
                 if j in rows[k]:
                     entry = entry - lower[k, i] * raw[k, j]
-            raw[i, j] = entry
-        inverse[i] = 1.0 / raw[i, i]
-        lower[i, i] = raw[i, i]
-        for j in rows[i]:
-            lower[i, j] = raw[i, j] * inverse[i]
-    return lower, inverse
+            (raw if i >= first else rest)[i, j] = entry
+        if i >= first:
+            inverse[i] = 1.0 / raw[i, i]
+            lower[i, i] = raw[i, i]
+            for j in rows[i]:
+                lower[i, j] = raw[i, j] * inverse[i]
+    return lower, inverse, rest
 
 
 def solve(lower: Symmetric, inverse: Sequence[Any], rhs: Sequence[Any]) -> list[Any]:
@@ -76,7 +90,7 @@ def times(matrix: Symmetric, vector: Sequence[Any]) -> list[Any]:
     return product
 
 
-def _closure(pattern: Iterable[tuple[int, int]]) -> set[tuple[int, int]]:
+def closure(pattern: Iterable[tuple[int, int]]) -> set[tuple[int, int]]:
     """The pattern of the factor of a matrix that has this pattern."""
     closed = set(pattern)
     for k in range(max((i for i, _ in closed), default=-1), -1, -1):

@@ -1,12 +1,16 @@
 """A call as a CUDA Graph: every task a kernel node, with the branches that footprints allow, built once and replayed.
 
-A node waits for the earlier ops of its unit that it conflicts with and for nothing else. A graph holds addresses: it
-serves calls whose arrays lie where they lay when it was built. A program keeps the graphs of its last GRAPHS calls that
-differed in number of environments, GPU or addresses; a call that fits none builds one. `builds` counts them and their
-time, which is what a changing stream costs.
+A node waits for the earlier ops of its unit that it conflicts with and for nothing else. A graph holds addresses. A
+program keeps graphs for up to GRAPHS calls that differ in number of environments, GPU or addresses: a call that fits
+one replays it. Where half of them are for its number of environments and GPU, the one that was unused longest gets the
+new addresses, in the nodes that use them; else a graph is built. `cost` counts both and their time, which is what a
+changing stream costs.
 """
 
 from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
 
 import numpy as np
 from numba import njit
@@ -19,21 +23,27 @@ from brax_concurrent.backends.cuda_calls import (
     F_GRAPH_DROP,
     F_GRAPH_INSTANTIATE,
     F_GRAPH_LAUNCH,
+    F_GRAPH_SET,
     add_kernel_node,
     create_graph,
     current_device,
     destroy_graph,
     instantiate_graph,
     launch_graph,
+    set_kernel_node,
 )
 from brax_concurrent.backends.cuda_program import (
     DESC_BUFFERS,
     DESC_FUNCTIONS,
     DESC_GRAPHS,
     DESC_TRACE,
+    OP_COUNT,
     OP_KERNEL,
+    OP_PARAMETERS,
     OP_UPSTREAM,
+    PART_FIRST_BUFFER,
     PART_OPS,
+    RECORD_FIRST_BUFFER,
     RECORD_STAMP,
     CudaProgram,
 )
@@ -41,6 +51,7 @@ from brax_concurrent.backends.cuda_trace import next_stamp
 from brax_concurrent.backends.intrinsics import (
     allocate,
     compare_and_set,
+    copy_bytes,
     fill_bytes,
     give_way,
     load_i32,
@@ -67,10 +78,25 @@ from brax_concurrent.scheduler.cuda_streams import (
 
 GRAPHS = 8  # that a program keeps
 # A program's table of graphs: int64 words; behind the counters GRAPHS entries.
-TABLE_LOCK, TABLE_CLOCK, TABLE_BUILDS, TABLE_NANOSECONDS, TABLE_FIRST = 0, 1, 2, 3, 4
-ENTRY_GRAPH, ENTRY_USED, ENTRY_ENVS, ENTRY_DEVICE, ENTRY_ARENA, ENTRY_BUFFERS = 0, 1, 2, 3, 4, 5  # then the buffers
+TABLE_LOCK, TABLE_CLOCK, TABLE_BUILDS, TABLE_UPDATES, TABLE_NANOSECONDS, TABLE_FIRST = 0, 1, 2, 3, 4, 5
+# An entry: the instantiated graph, its nodes, when it was used last, and what it fits; the addresses of the buffers.
+ENTRY_GRAPH, ENTRY_NODES, ENTRY_USED, ENTRY_ENVS, ENTRY_DEVICE, ENTRY_ARENA, ENTRY_BUFFERS = 0, 1, 2, 3, 4, 5, 6
 NO_MEMORY = -2  # beside the driver's error codes and cuda_streams.TIMED_OUT
 _NODE_BYTES = 72  # CUDA_KERNEL_NODE_PARAMS_v2
+
+
+@dataclass(frozen=True)
+class GraphCost:
+    """What a program has spent on its graphs so far.
+
+    Attributes:
+        builds: graphs that were built. updates: graphs that got other addresses.
+        seconds: of the host for both.
+    """
+
+    builds: int
+    updates: int
+    seconds: float
 
 
 def new_table(buffers: int) -> np.ndarray:
@@ -78,10 +104,17 @@ def new_table(buffers: int) -> np.ndarray:
     return np.zeros(TABLE_FIRST + GRAPHS * (ENTRY_BUFFERS + buffers), np.int64)
 
 
-def builds(program: CudaProgram, table: np.ndarray) -> tuple[int, float]:
-    """How many graphs a program has built so far, and the seconds that it took."""
-    assert int(program.desc[DESC_GRAPHS]) == table.ctypes.data
-    return int(table[TABLE_BUILDS]), float(table[TABLE_NANOSECONDS]) * 1e-9
+def cost(program: CudaProgram) -> GraphCost:
+    """What the graphs of a program have cost.
+
+    Raises:
+        ValueError: it has none.
+    """
+    address = int(program.desc[DESC_GRAPHS])
+    if address == 0:
+        raise ValueError("program: expected one with scheduler 'graph'")
+    table = (ctypes.c_int64 * TABLE_FIRST).from_address(address)
+    return GraphCost(table[TABLE_BUILDS], table[TABLE_UPDATES], table[TABLE_NANOSECONDS] * 1e-9)
 
 
 @njit
@@ -105,43 +138,48 @@ def _count_nodes(call: int) -> int:
 
 
 @njit
+def _describe_node(desc: int, call: int, unit_index: int, op_index: int, trace: int, parameters: int) -> None:
+    """Write a task's CUDA_KERNEL_NODE_PARAMS_v2."""
+    unit = unit_address(call, unit_index)
+    op = op_address(desc, unit, op_index)
+    stamp = next_stamp(trace, unit_index, op_index, 0) if trace != 0 else 0
+    store_i64(unit + WORD * (UNIT_RECORD + RECORD_STAMP), stamp)
+    fill_bytes(parameters, 0, _NODE_BYTES)
+    for axis in range(3):
+        store_i32(parameters + 8 + 4 * axis, 1 if axis else load_i64(unit + WORD * UNIT_GRID))
+        store_i32(parameters + 20 + 4 * axis, 1 if axis else load_i64(unit + WORD * UNIT_BLOCK))
+    store_i64(parameters + 40, set_parameters(desc, call, unit, op))
+    store_i64(parameters + 56, load_i64(op + WORD * OP_KERNEL))
+
+
+@njit
 def _add_nodes(desc: int, call: int, graph: int, nodes: int) -> int:
-    """Add all tasks to an empty graph; `nodes` has a word for each and one more. 0 or an error."""
+    """Add all tasks to an empty graph and write their nodes; 0 or an error."""
     add = load_i64(load_i64(desc + WORD * DESC_FUNCTIONS) + WORD * F_GRAPH_ADD)
     trace, parameters = load_i64(desc + WORD * DESC_TRACE), stack_bytes(_NODE_BYTES)
-    upstream = nodes + WORD * (_count_nodes(call) + 1)  # room for the nodes that one waits for
-    first = nodes
+    upstream = nodes + WORD * _count_nodes(call)  # room for the nodes that one waits for
     for unit_index in range(load_i64(call + WORD * CALL_UNITS)):
         unit = unit_address(call, unit_index)
         ops = load_i64(load_i64(unit + WORD * UNIT_PART) + WORD * PART_OPS)
         for op_index in range(ops):
-            op = op_address(desc, unit, op_index)
-            if trace != 0:
-                store_i64(unit + WORD * (UNIT_RECORD + RECORD_STAMP), next_stamp(trace, unit_index, op_index, 0))
-            fill_bytes(parameters, 0, _NODE_BYTES)
-            for axis in range(3):
-                store_i32(parameters + 8 + 4 * axis, 1 if axis else load_i64(unit + WORD * UNIT_GRID))
-                store_i32(parameters + 20 + 4 * axis, 1 if axis else load_i64(unit + WORD * UNIT_BLOCK))
-            store_i64(parameters + 40, set_parameters(desc, call, unit, op))
-            store_i64(parameters + 56, load_i64(op + WORD * OP_KERNEL))
-            older = desc + load_i64(op + WORD * OP_UPSTREAM)
+            _describe_node(desc, call, unit_index, op_index, trace, parameters)
+            older = desc + load_i64(op_address(desc, unit, op_index) + WORD * OP_UPSTREAM)
             count = load_i64(older)
             for index in range(count):
-                node = load_i64(first + WORD * load_i64(older + WORD * (1 + index)))
+                node = load_i64(nodes + WORD * load_i64(older + WORD * (1 + index)))
                 store_i64(upstream + WORD * index, node)
-            error = add_kernel_node(add, first + WORD * op_index, graph, upstream, count, parameters)
+            error = add_kernel_node(add, nodes + WORD * op_index, graph, upstream, count, parameters)
             if error != 0:
                 return fail_call(call, error, op_index, unit_index)
-        first += WORD * ops
+        nodes += WORD * ops
     return 0
 
 
 @njit
 def _build(desc: int, call: int, entry: int) -> int:
-    """Put the call's graph into an entry of the table; 0 or an error."""
+    """Put the call's graph into an empty entry of the table; 0 or an error."""
     functions, handle = load_i64(desc + WORD * DESC_FUNCTIONS), stack_bytes(8)
-    count = _count_nodes(call)
-    nodes = allocate(WORD * 2 * (count + 1))
+    nodes = allocate(WORD * 2 * (_count_nodes(call) + 1))
     if nodes == 0:
         return fail_call(call, NO_MEMORY, 0, 0)
     error = create_graph(load_i64(functions + WORD * F_GRAPH_CREATE), handle)
@@ -150,17 +188,99 @@ def _build(desc: int, call: int, entry: int) -> int:
         error = _add_nodes(desc, call, graph, nodes)
         if error == 0:
             error = instantiate_graph(load_i64(functions + WORD * F_GRAPH_INSTANTIATE), handle, graph)
-            store_i64(entry + WORD * ENTRY_GRAPH, load_i64(handle) if error == 0 else 0)
+        if error == 0:
+            store_i64(entry + WORD * ENTRY_GRAPH, load_i64(handle))
+            store_i64(entry + WORD * ENTRY_NODES, nodes)
         destroy_graph(load_i64(functions + WORD * F_GRAPH_DESTROY), graph)
-    release(nodes)
-    if error != 0 and load_i64(call + WORD * CALL_ERROR) == 0:
-        fail_call(call, error, 0, 0)
+    if error != 0:
+        release(nodes)
+        if load_i64(call + WORD * CALL_ERROR) == 0:
+            fail_call(call, error, 0, 0)
     return error
 
 
 @njit
+def _moved(desc: int, unit: int, op: int, entry: int, buffers: int) -> bool:
+    """Whether a buffer that an op takes lies elsewhere than when the entry's graph got its addresses."""
+    first = load_i64(load_i64(unit + WORD * UNIT_PART) + WORD * PART_FIRST_BUFFER)
+    places = desc + load_i64(op + WORD * OP_PARAMETERS)
+    for index in range(load_i64(op + WORD * OP_COUNT)):
+        buffer = load_i64(places + WORD * index) - RECORD_FIRST_BUFFER
+        if buffer >= 0:
+            known = load_i64(entry + WORD * (ENTRY_BUFFERS + first + buffer))
+            if known != load_i64(buffers + WORD * (first + buffer)):
+                return True
+    return False
+
+
+@njit
+def _update(desc: int, call: int, entry: int, arena: int, buffers: int) -> int:
+    """Give the nodes of an entry's graph the call's addresses; 0 or an error."""
+    change = load_i64(load_i64(desc + WORD * DESC_FUNCTIONS) + WORD * F_GRAPH_SET)
+    parameters, trace = stack_bytes(_NODE_BYTES), load_i64(desc + WORD * DESC_TRACE)
+    graph, node = load_i64(entry + WORD * ENTRY_GRAPH), load_i64(entry + WORD * ENTRY_NODES)
+    everything = load_i64(entry + WORD * ENTRY_ARENA) != arena
+    for unit_index in range(load_i64(call + WORD * CALL_UNITS)):
+        unit = unit_address(call, unit_index)
+        for op_index in range(load_i64(load_i64(unit + WORD * UNIT_PART) + WORD * PART_OPS)):
+            if everything or _moved(desc, unit, op_address(desc, unit, op_index), entry, buffers):
+                _describe_node(desc, call, unit_index, op_index, trace, parameters)
+                error = set_kernel_node(change, graph, load_i64(node), parameters)
+                if error != 0:
+                    store_i64(entry + WORD * ENTRY_ENVS, 0)  # some of its nodes are changed: it fits nothing
+                    return fail_call(call, error, op_index, unit_index)
+            node += WORD
+    return 0
+
+
+@njit
+def _choose_entry(table: int, stride: int, num_envs: int, device: int) -> int:
+    """Address of the entry to change for a call that none fits."""
+    oldest, oldest_like = 0, 0
+    alike, entry = 0, table + WORD * TABLE_FIRST
+    for _ in range(GRAPHS):
+        used = load_i64(entry + WORD * ENTRY_USED)
+        if oldest == 0 or used < load_i64(oldest + WORD * ENTRY_USED):
+            oldest = entry
+        like = load_i64(entry + WORD * ENTRY_ENVS) == num_envs and load_i64(entry + WORD * ENTRY_DEVICE) == device
+        if load_i64(entry + WORD * ENTRY_GRAPH) != 0 and like:
+            alike += 1
+            if oldest_like == 0 or used < load_i64(oldest_like + WORD * ENTRY_USED):
+                oldest_like = entry
+        entry += stride
+    return oldest_like if alike >= GRAPHS // 2 else oldest
+
+
+@njit
+def _renew_entry(desc: int, call: int, entry: int, num_envs: int, device: int, arena: int, buffers: int) -> int:
+    """Make an entry fit the call, by an update or a new graph; 0 or an error."""
+    functions, table = load_i64(desc + WORD * DESC_FUNCTIONS), load_i64(desc + WORD * DESC_GRAPHS)
+    like = load_i64(entry + WORD * ENTRY_ENVS) == num_envs and load_i64(entry + WORD * ENTRY_DEVICE) == device
+    start, counter = monotonic_ns(), TABLE_UPDATES
+    if load_i64(entry + WORD * ENTRY_GRAPH) != 0 and like:
+        error = _update(desc, call, entry, arena, buffers)
+    else:
+        counter = TABLE_BUILDS
+        if load_i64(entry + WORD * ENTRY_GRAPH) != 0:
+            destroy_graph(load_i64(functions + WORD * F_GRAPH_DROP), load_i64(entry + WORD * ENTRY_GRAPH))
+            release(load_i64(entry + WORD * ENTRY_NODES))
+            store_i64(entry + WORD * ENTRY_GRAPH, 0)
+        error = _build(desc, call, entry)
+    if error != 0:
+        return error
+    store_i64(table + WORD * counter, load_i64(table + WORD * counter) + 1)
+    spent = load_i64(table + WORD * TABLE_NANOSECONDS) + monotonic_ns() - start
+    store_i64(table + WORD * TABLE_NANOSECONDS, spent)
+    store_i64(entry + WORD * ENTRY_ENVS, num_envs)
+    store_i64(entry + WORD * ENTRY_DEVICE, device)
+    store_i64(entry + WORD * ENTRY_ARENA, arena)
+    copy_bytes(entry + WORD * ENTRY_BUFFERS, buffers, WORD * load_i64(desc + WORD * DESC_BUFFERS))
+    return 0
+
+
+@njit
 def _find_entry(desc: int, call: int, num_envs: int, arena: int, buffers: int) -> int:
-    """Address of the entry whose graph fits the call, made now if there is none; 0 after an error, which is noted."""
+    """Address of the entry whose graph fits the call; 0 after an error, which is noted."""
     functions, table = load_i64(desc + WORD * DESC_FUNCTIONS), load_i64(desc + WORD * DESC_GRAPHS)
     device_at = stack_bytes(8)
     error = current_device(load_i64(functions + WORD * F_DEVICE), device_at)
@@ -168,52 +288,33 @@ def _find_entry(desc: int, call: int, num_envs: int, arena: int, buffers: int) -
         fail_call(call, error, 0, 0)
         return 0
     device, count = load_i32(device_at), load_i64(desc + WORD * DESC_BUFFERS)
-    stride = WORD * (ENTRY_BUFFERS + count)
-    oldest = entry = table + WORD * TABLE_FIRST
+    stride, entry = WORD * (ENTRY_BUFFERS + count), table + WORD * TABLE_FIRST
     for _ in range(GRAPHS):
         if _fits(entry, num_envs, device, arena, buffers, count):
             return entry
-        if load_i64(entry + WORD * ENTRY_USED) < load_i64(oldest + WORD * ENTRY_USED):
-            oldest = entry
         entry += stride
-    if load_i64(oldest + WORD * ENTRY_GRAPH) != 0:
-        destroy_graph(load_i64(functions + WORD * F_GRAPH_DROP), load_i64(oldest + WORD * ENTRY_GRAPH))
-        store_i64(oldest + WORD * ENTRY_GRAPH, 0)
-    start = monotonic_ns()
-    if _build(desc, call, oldest) != 0:
-        return 0
-    store_i64(table + WORD * TABLE_BUILDS, load_i64(table + WORD * TABLE_BUILDS) + 1)
-    spent = load_i64(table + WORD * TABLE_NANOSECONDS) + monotonic_ns() - start
-    store_i64(table + WORD * TABLE_NANOSECONDS, spent)
-    store_i64(oldest + WORD * ENTRY_ENVS, num_envs)
-    store_i64(oldest + WORD * ENTRY_DEVICE, device)
-    store_i64(oldest + WORD * ENTRY_ARENA, arena)
-    for index in range(count):
-        store_i64(oldest + WORD * (ENTRY_BUFFERS + index), load_i64(buffers + WORD * index))
-    return oldest
+    entry = _choose_entry(table, stride, num_envs, device)
+    return entry if _renew_entry(desc, call, entry, num_envs, device, arena, buffers) == 0 else 0
 
 
 @njit
 def launch_as_graph(desc: int, call: int, stream: int, num_envs: int, arena: int, buffers: int) -> int:
-    """Replay the call's graph on a stream, built first if there is none; 0 or an error."""
+    """Replay the call's graph on a stream, made to fit first if none does; 0 or an error."""
     table = load_i64(desc + WORD * DESC_GRAPHS)
     while compare_and_set(table + WORD * TABLE_LOCK, 0, 1) == 0:  # held for a build at most
         give_way()
-    # Stamps are addresses, too: a traced call has a graph of its own.
-    arena_key = arena if load_i64(desc + WORD * DESC_TRACE) == 0 else -arena
-    entry = _find_entry(desc, call, num_envs, arena_key, buffers)
-    error = 0
+    # The stamps of a traced call are addresses, too, and each call has its own: no graph fits it, before or after.
+    key = arena if load_i64(desc + WORD * DESC_TRACE) == 0 else -1
+    entry, error = _find_entry(desc, call, num_envs, key, buffers), 1
     if entry != 0:
         used = load_i64(table + WORD * TABLE_CLOCK) + 1
         store_i64(table + WORD * TABLE_CLOCK, used)
         store_i64(entry + WORD * ENTRY_USED, used)
         launch = load_i64(load_i64(desc + WORD * DESC_FUNCTIONS) + WORD * F_GRAPH_LAUNCH)
         error = launch_graph(launch, load_i64(entry + WORD * ENTRY_GRAPH), stream)
-        if arena_key < 0:  # the next traced call has other stamps
-            store_i64(entry + WORD * ENTRY_ARENA, 0)
+        if key == -1:
+            store_i64(entry + WORD * ENTRY_ARENA, -2)
         if error != 0:
             fail_call(call, error, 0, 0)
-    else:
-        error = 1
     compare_and_set(table + WORD * TABLE_LOCK, 1, 0)
     return error

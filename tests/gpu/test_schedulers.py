@@ -4,13 +4,12 @@ import threading
 
 import gpu_smoke
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import brax_concurrent as bc
 from brax_concurrent.interop.jax_ffi import serving
-from brax_concurrent.scheduler.cuda_graph import builds
+from brax_concurrent.scheduler.cuda_graph import cost
 
 KEY = jax.random.key(5)
 NUM_ENVS = 300  # the last tile and the last unit are not full
@@ -75,14 +74,29 @@ def test_a_mixed_batch_gives_each_robot_its_own_bits(scheduler):
 
 def test_a_graph_is_replayed():
     env = bc.make("halfcheetah", 64, backend="cuda", scheduler="graph")
-    trajectory(env, 2)
     program = serving(env.program("control_step"))
-    before = builds(program, program.owners[-1])[0]
-    run = jax.jit(lambda s, k: jax.lax.scan(lambda c, a: (env.step(c, a), None), s, k)[0], donate_argnums=0)
-    state = env.reset(KEY)
+
+    def one(carry, _):
+        state, key = carry
+        key, own = jax.random.split(key)
+        return (env.step(state, draw(env, own)), key), None
+
+    run = jax.jit(lambda state, key: jax.lax.scan(one, (state, key), length=50)[0], donate_argnums=0)
+    carry = run(env.reset(KEY), KEY)
+    before = cost(program)
     for _ in range(3):
-        state = run(state, jnp.zeros((50, 64, env.action_size)))
-    assert builds(program, program.owners[-1])[0] - before <= 8  # 150 steps
+        carry = run(*carry)
+    after = cost(program)
+    assert after.builds + after.updates - before.builds - before.updates <= 30  # of 150 steps
+
+
+def test_a_graph_follows_arrays_that_move():
+    """Each step of a scan over given actions has its action at another address."""
+    env, serial = (bc.make("halfcheetah", 64, backend="cuda", scheduler=s) for s in ("graph", "serial"))
+    actions = jax.random.uniform(KEY, (40, 64, env.action_size), minval=-1.0, maxval=1.0)
+    runs = [jax.jit(lambda s, a, e=e: jax.lax.scan(lambda c, x: (e.step(c, x), c.obs), s, a)) for e in (env, serial)]
+    found, expected = (run(serial.reset(KEY), actions) for run in runs)
+    assert_same(jax.tree.leaves(found), jax.tree.leaves(expected))
 
 
 def test_several_threads_may_step_at_once():

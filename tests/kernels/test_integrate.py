@@ -94,13 +94,22 @@ def test_euler_without_implicit_damping(flag):
     physics.assert_agrees(physics.stage_errors(robot, euler, states, after=mujoco.mj_step))
 
 
-def test_runge_kutta_keeps_the_warmstart_until_the_step_is_over():
+def test_what_runge_kutta_expects_of_the_next_evaluation():
+    """That qacc changes over half a step as it did over the last: from the middle of this step or of the one before."""
     robot = without_constraints("ant")
-    states = physics.random_states(robot.mj, 3)
-    world = physics.world_of(robot, states)
-    for k in step_kernels(robot)[:-1]:
-        world.run(k, robot.view)
-    np.testing.assert_array_equal(world.get("qacc_warmstart"), states.qacc_warmstart)
+    world = physics.world_of(robot, physics.random_states(robot.mj, 3))
+    world.put("rk4_trend", np.zeros_like(world.get("rk4_trend")))
+    found, expected = [], [world.get("qacc_warmstart")]
+    for _ in range(2):
+        for k in step_kernels(robot):
+            world.run(k, robot.view)
+            if k is EVALUATE[-1]:
+                found.append(world.get("qacc"))
+            elif k not in EVALUATE:
+                expected.append(world.get("qacc_warmstart"))
+    a, b = found[:4], found[4:]
+    wanted = [a[0], a[1], a[2] + a[1] - a[0], a[3], b[0] + a[3] - a[2], b[1], b[2] + b[1] - b[0], b[3]]
+    np.testing.assert_allclose(expected[1:], wanted, rtol=1e-12, atol=1e-9)
 
 
 @pytest.mark.parametrize("speed", [1e-3, 10, 300])

@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from fake_gpu import BROKEN, PARAMETERS, REPLAYED, STUCK, WAITED, fake_driver, fake_pool
+from fake_gpu import BROKEN, CHANGED, PARAMETERS, REPLAYED, STUCK, WAITED, fake_driver, fake_pool
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
@@ -13,7 +13,7 @@ from brax_concurrent.backends.cuda_driver import CudaError, Kernel
 from brax_concurrent.backends.cuda_pool import POOL_EVENTS
 from brax_concurrent.backends.cuda_program import CudaOp, CudaPart
 from brax_concurrent.scheduler.cuda import compile_cuda, launch_program
-from brax_concurrent.scheduler.cuda_graph import GRAPHS, builds
+from brax_concurrent.scheduler.cuda_graph import GRAPHS, cost
 from brax_concurrent.scheduler.graph import reduced
 
 SPECS = (BufferSpec("x", (3,), "float32", "readwrite"), BufferSpec("y", (), "float32", "write"))
@@ -145,21 +145,43 @@ def test_lanes_leave_threads_of_a_warp_without_an_environment():
 
 
 def test_a_graph_is_built_once_for_the_same_arrays():
-    driver, table = fake_driver(), None
+    driver = fake_driver()
     program = compile_cuda([make_part([0, 1], {(0, 1)})], "graph", functions=driver.functions)
-    table = program.owners[-1]
     for _ in range(3):
         launch_program(program, [0x1000, 0x2000], 0x9000, 40, 55)
-    assert builds(program, table)[0] == 1
+    assert (cost(program).builds, cost(program).updates) == (1, 0)
     assert len(driver.launches) == 2
     assert sum(row[0] == REPLAYED for row in driver.rows) == 3
     launch_program(program, [0x1000, 0x3000], 0x9000, 40, 55)
     launch_program(program, [0x1000, 0x2000], 0x9000, 70, 55)
-    assert builds(program, table)[0] == 3
-    for i in range(GRAPHS):  # the oldest are forgotten
-        launch_program(program, [0x10000 + i, 0], 0, 40, 55)
-    launch_program(program, [0x1000, 0x2000], 0x9000, 40, 55)
-    assert builds(program, table)[0] == 4 + GRAPHS
+    assert cost(program).builds == 3
+    assert cost(program).seconds > 0
+    with pytest.raises(ValueError, match="expected one with scheduler 'graph'"):
+        cost(compile_cuda([make_part([0], set())], functions=driver.functions))
+
+
+def test_nodes_get_other_addresses_when_many_graphs_are_alike():
+    """Half of the graphs are for calls of one size; then the one that was unused longest is changed."""
+    driver = fake_driver()
+    ops = (CudaOp(KERNELS[0], ("x",)), CudaOp(KERNELS[1], ("y",)), CudaOp(KERNELS[2], ()))
+    program = compile_cuda([CudaPart(ops, 640, SPECS)], "graph", functions=driver.functions)
+
+    def changed(*call):
+        before = sum(row[0] == CHANGED for row in driver.rows)
+        launch_program(program, *call)
+        return sum(row[0] == CHANGED for row in driver.rows) - before
+
+    half = GRAPHS // 2
+    for i in range(half):
+        assert changed([0x1000 + i, 0x2000], 0x9000, 40, 55) == 0
+    assert (cost(program).builds, cost(program).updates) == (half, 0)
+    assert changed([0x5000, 0x2000], 0x9000, 40, 55) == 1  # only the first kernel takes x
+    assert changed([0x6000, 0x7000], 0x9000, 40, 55) == 2
+    assert changed([0x1002, 0x2000], 0x8000, 40, 55) == 3  # all take the arena
+    assert (cost(program).builds, cost(program).updates) == (half, 3)
+    assert changed([0x1003, 0x2000], 0x9000, 40, 55) == 0  # this graph is still there
+    assert changed([0x1003, 0x2000], 0x9000, 70, 55) == 0
+    assert cost(program).builds == half + 1
 
 
 def test_failures_name_the_kernel():
