@@ -53,6 +53,11 @@ class FakeDriver:
         """The recorded launches, LAUNCH_WORDS each."""
         return self.log[2 : 2 + int(self.log[0]) * LAUNCH_WORDS].reshape(-1, LAUNCH_WORDS).tolist()
 
+    def clear(self) -> None:
+        """Forget what was recorded."""
+        self.log[:] = 0
+        self.order[:] = 0
+
     @property
     def copies(self) -> int:
         """How many copies were made."""

@@ -298,13 +298,17 @@ def launch_table(table: LaunchTable, stream: int = 0, functions: Functions | Non
         raise cuda_driver.CudaError(f"launch of task {task}, kernel {table.names[task]}: {said} (error {error})")
 
 
-def run_in_order(table: LaunchTable) -> tuple[int, int, int] | None:
-    """Launch all tasks in program order on the default stream, and wait for them.
+def run_table(table: LaunchTable, launch: Callable[[], None]) -> tuple[int, int, int] | None:
+    """Have all tasks launched, and wait for them.
 
     It waits first for all that the GPU was given before: the arrays may come from other streams.
 
+    Args:
+      table: the tasks.
+      launch: launches them, so that the default stream ends with them.
+
     Returns:
-      None, or (code, task, unit) of the first unit that raised an exception; tasks after it did nothing.
+      None, or (code, task, unit) of the unit that raised an exception first; tasks that began after it did nothing.
 
     Raises:
       CudaError: a launch or a kernel failed.
@@ -312,7 +316,7 @@ def run_in_order(table: LaunchTable) -> tuple[int, int, int] | None:
     cuda_driver.call("cuCtxSynchronize", doing="waiting for the GPU before the tasks")
     cell = c_uint64(table.failure)
     cuda_driver.call("cuMemsetD8_v2", cell, ctypes.c_ubyte(0), c_size_t(WORD * FAILURE_WORDS))
-    launch_table(table)
+    launch()
     cuda_driver.call("cuCtxSynchronize", doing="running the tasks")
     found = np.zeros(FAILURE_WORDS, np.int64)
     cuda_driver.call("cuMemcpyDtoH_v2", c_void_p(found.ctypes.data), cell, c_size_t(found.nbytes))

@@ -73,7 +73,7 @@ def make(
             whole control step ("step"). The results are the same, bit for bit; "auto" takes what `bc.tune` measured
             best here, else what measured best elsewhere.
         window: slots of the window of "sw", 1 to 64, default 32; with 1, tasks run in program order.
-        streams: CUDA streams of "sw", 1 to 16, default 4.
+        streams: CUDA streams of "sw", 1 to 16, default 8.
         envs_per_task: environments of one task on CUDA, a multiple of 32; default 0: all. A CPU task has 32.
         dtype: "float32", or "float64" (with `jax_enable_x64`).
         autoreset: whether `step` resets environments that ended, each to a fresh random state.

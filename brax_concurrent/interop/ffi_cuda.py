@@ -69,13 +69,12 @@ from brax_concurrent.interop.ffi_frame import (
     resolve_call,
 )
 from brax_concurrent.scheduler import cuda as cuda_scheduler
-from brax_concurrent.scheduler.cuda import BUSY_POOL, NO_POOL, launch_call
-from brax_concurrent.scheduler.cuda_graph import NO_MEMORY
+from brax_concurrent.scheduler.cuda import launch_call
+from brax_concurrent.scheduler.cuda_slots import BUSY_POOL, NO_MEMORY, NO_POOL, TIMED_OUT
 from brax_concurrent.scheduler.cuda_streams import (
     CALL_ERROR,
     CALL_OP,
     CALL_UNIT,
-    TIMED_OUT,
     UNIT_NUMBER,
     call_bytes,
     op_address,

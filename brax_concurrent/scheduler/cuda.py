@@ -20,7 +20,7 @@ from brax_concurrent.backends import (
     native,
 )
 from brax_concurrent.backends.cpu_program import content_hash
-from brax_concurrent.backends.cuda_pool import find_pool, lock_pool, unlock_pool
+from brax_concurrent.backends.cuda_pool import unlock_pool
 from brax_concurrent.backends.cuda_program import (
     DESC_FUNCTIONS,
     DESC_MODE,
@@ -36,23 +36,22 @@ from brax_concurrent.backends.cuda_program import (
 from brax_concurrent.backends.cuda_trace import TRACE_RUN
 from brax_concurrent.backends.intrinsics import allocate, atomic_add, load_i64, release
 from brax_concurrent.backends.native import WORD, compile_callback, source_hash
-from brax_concurrent.scheduler import cuda_graph, cuda_streams, window
-from brax_concurrent.scheduler.cuda_graph import NO_MEMORY, launch_as_graph
+from brax_concurrent.scheduler import cuda_graph, cuda_slots, cuda_streams, window
+from brax_concurrent.scheduler.cuda_graph import launch_as_graph
+from brax_concurrent.scheduler.cuda_slots import NO_MEMORY, failure_text, take_pool
 from brax_concurrent.scheduler.cuda_streams import (
     CALL_ERROR,
     CALL_OP,
     CALL_UNIT,
-    TIMED_OUT,
     fail_call,
     launch_serial,
     launch_window,
 )
-from brax_concurrent.scheduler.engine import TIMEOUT_VARIABLE, timeout_ns
+from brax_concurrent.scheduler.engine import timeout_ns
 
-NO_POOL, BUSY_POOL = -3, -4  # beside cuda_streams.TIMED_OUT and cuda_graph.NO_MEMORY
 SOURCES = (
     *(cuda_calls, cuda_pool, cuda_program, cuda_trace, intrinsics, native),
-    *(cuda_graph, cuda_streams, window),
+    *(cuda_graph, cuda_slots, cuda_streams, window),
 )
 """What the compiled code is made of."""
 
@@ -115,11 +114,10 @@ def launch_call(desc: int, call: int, stream: int, num_envs: int, arena: int, bu
         return launch_as_graph(desc, call, stream, num_envs, arena, buffers)
     if mode != WINDOW:
         return launch_serial(desc, call, stream)
-    pool = find_pool(load_i64(desc + WORD * DESC_POOLS), load_i64(desc + WORD * DESC_FUNCTIONS))
-    if pool == 0:
-        return fail_call(call, NO_POOL, 0, 0)
-    if not lock_pool(pool, load_i64(desc + WORD * DESC_TIMEOUT)):
-        return fail_call(call, BUSY_POOL, 0, 0)
+    functions, timeout = load_i64(desc + WORD * DESC_FUNCTIONS), load_i64(desc + WORD * DESC_TIMEOUT)
+    pool, error = take_pool(load_i64(desc + WORD * DESC_POOLS), functions, timeout)
+    if error != 0:
+        return fail_call(call, error, 0, 0)
     error = launch_window(desc, call, stream, pool)
     unlock_pool(pool)
     return error
@@ -176,19 +174,11 @@ def launch_program(program: CudaProgram, addresses: Sequence[int], arena: int, n
 def explain_failure(program: CudaProgram, report: np.ndarray, num_envs: int) -> str:
     """What a call's report says."""
     error, op, unit = (int(report[word]) for word in (CALL_ERROR, CALL_OP, CALL_UNIT))
-    if error == NO_MEMORY:
-        return "no memory for a call"
-    if error == NO_POOL:
-        return "there are no CUDA streams for the current GPU: it was not in use when the program was made"
-    seconds = int(program.desc[DESC_TIMEOUT]) * 1e-9
-    if error == BUSY_POOL:
-        return f"another call kept the CUDA streams for {seconds:g} s"
     part, number = _part_of(program, unit, num_envs)
     where = f"kernel {part.ops[op].kernel.name} (op {op} of {len(part.ops)}, unit {number})"
     where = f"{part.name}: {where}" if part.name else where
-    if error == TIMED_OUT:
-        return f"{where} did not end within {seconds:g} s ({TIMEOUT_VARIABLE})"
-    return f"launch of {where}: {_text(program, error)} (error {error})"
+    words = (ctypes.c_int64 * (cuda_calls.F_EXPLAIN + 1)).from_address(int(program.desc[DESC_FUNCTIONS]))
+    return failure_text(error, where, int(program.desc[DESC_TIMEOUT]), words[cuda_calls.F_EXPLAIN])
 
 
 def _part_of(program: CudaProgram, unit: int, num_envs: int) -> tuple[CudaPart, int]:
@@ -199,8 +189,3 @@ def _part_of(program: CudaProgram, unit: int, num_envs: int) -> tuple[CudaPart, 
             return part, unit
         unit -= units
     return program.parts[-1], unit
-
-
-def _text(program: CudaProgram, error: int) -> str:
-    words = (ctypes.c_int64 * (cuda_calls.F_EXPLAIN + 1)).from_address(int(program.desc[DESC_FUNCTIONS]))
-    return cuda_calls.error_text(words[cuda_calls.F_EXPLAIN], error)

@@ -63,6 +63,7 @@ from brax_concurrent.backends.intrinsics import (
     store_i64,
 )
 from brax_concurrent.backends.native import WORD
+from brax_concurrent.scheduler.cuda_slots import NO_MEMORY
 from brax_concurrent.scheduler.cuda_streams import (
     CALL_ERROR,
     CALL_UNITS,
@@ -79,9 +80,10 @@ from brax_concurrent.scheduler.cuda_streams import (
 GRAPHS = 8  # that a program keeps
 # A program's table of graphs: int64 words; behind the counters GRAPHS entries.
 TABLE_LOCK, TABLE_CLOCK, TABLE_BUILDS, TABLE_UPDATES, TABLE_NANOSECONDS, TABLE_FIRST = 0, 1, 2, 3, 4, 5
-# An entry: the instantiated graph, its nodes, when it was used last, and what it fits; the addresses of the buffers.
-ENTRY_GRAPH, ENTRY_NODES, ENTRY_USED, ENTRY_ENVS, ENTRY_DEVICE, ENTRY_ARENA, ENTRY_BUFFERS = 0, 1, 2, 3, 4, 5, 6
-NO_MEMORY = -2  # beside the driver's error codes and cuda_streams.TIMED_OUT
+# An entry: the instantiated graph, what it was made from and the nodes of that, when it was used last, what it fits, and
+# then the addresses of the buffers.
+ENTRY_GRAPH, ENTRY_SOURCE, ENTRY_NODES, ENTRY_USED, ENTRY_ENVS, ENTRY_DEVICE, ENTRY_ARENA = 0, 1, 2, 3, 4, 5, 6
+ENTRY_BUFFERS = 7
 _NODE_BYTES = 72  # CUDA_KERNEL_NODE_PARAMS_v2
 
 
@@ -138,18 +140,56 @@ def _count_nodes(call: int) -> int:
 
 
 @njit
+def _describe_launch(parameters: int, kernel: int, grid: int, block: int, pointers: int) -> None:
+    """Write CUDA_KERNEL_NODE_PARAMS_v2 of a launch, see `launch_kernel`."""
+    fill_bytes(parameters, 0, _NODE_BYTES)
+    for axis in range(3):
+        store_i32(parameters + 8 + 4 * axis, 1 if axis else grid)
+        store_i32(parameters + 20 + 4 * axis, 1 if axis else block)
+    store_i64(parameters + 40, pointers)
+    store_i64(parameters + 56, kernel)
+
+
+@njit
 def _describe_node(desc: int, call: int, unit_index: int, op_index: int, trace: int, parameters: int) -> None:
-    """Write a task's CUDA_KERNEL_NODE_PARAMS_v2."""
+    """Write the CUDA_KERNEL_NODE_PARAMS_v2 of a robot's task."""
     unit = unit_address(call, unit_index)
     op = op_address(desc, unit, op_index)
     stamp = next_stamp(trace, unit_index, op_index, 0) if trace != 0 else 0
     store_i64(unit + WORD * (UNIT_RECORD + RECORD_STAMP), stamp)
-    fill_bytes(parameters, 0, _NODE_BYTES)
-    for axis in range(3):
-        store_i32(parameters + 8 + 4 * axis, 1 if axis else load_i64(unit + WORD * UNIT_GRID))
-        store_i32(parameters + 20 + 4 * axis, 1 if axis else load_i64(unit + WORD * UNIT_BLOCK))
-    store_i64(parameters + 40, set_parameters(desc, call, unit, op))
-    store_i64(parameters + 56, load_i64(op + WORD * OP_KERNEL))
+    kernel, pointers = load_i64(op + WORD * OP_KERNEL), set_parameters(desc, call, unit, op)
+    grid, block = load_i64(unit + WORD * UNIT_GRID), load_i64(unit + WORD * UNIT_BLOCK)
+    _describe_launch(parameters, kernel, grid, block, pointers)
+
+
+@njit
+def add_task_node(
+    add: int, node: int, graph: int, older: int, count: int, kernel: int, grid: int, block: int, pointers: int
+) -> int:
+    """Add one launch to a graph; 0 or an error.
+
+    Args:
+        add: address of cuGraphAddKernelNode_v2.
+        node: address that the node's handle is written to.
+        graph: the graph.
+        older: address of the handles of `count` nodes that it waits for.
+        kernel, grid, block, pointers: see `launch_kernel`; the parameters are copied.
+    """
+    parameters = stack_bytes(_NODE_BYTES)
+    _describe_launch(parameters, kernel, grid, block, pointers)
+    return add_kernel_node(add, node, graph, older, count, parameters)
+
+
+@njit
+def seal_graph(functions: int, graph: int, error: int, executable: int) -> int:
+    """Instantiate a described graph, if describing it gave no error, and forget the description; 0 or an error.
+
+    The handle is written to the address `executable`.
+    """
+    if error == 0:
+        error = instantiate_graph(load_i64(functions + WORD * F_GRAPH_INSTANTIATE), executable, graph)
+    destroy_graph(load_i64(functions + WORD * F_GRAPH_DESTROY), graph)
+    return error
 
 
 @njit
@@ -190,8 +230,10 @@ def _build(desc: int, call: int, entry: int) -> int:
             error = instantiate_graph(load_i64(functions + WORD * F_GRAPH_INSTANTIATE), handle, graph)
         if error == 0:
             store_i64(entry + WORD * ENTRY_GRAPH, load_i64(handle))
+            store_i64(entry + WORD * ENTRY_SOURCE, graph)  # its nodes can be changed as long as it exists
             store_i64(entry + WORD * ENTRY_NODES, nodes)
-        destroy_graph(load_i64(functions + WORD * F_GRAPH_DESTROY), graph)
+        else:
+            destroy_graph(load_i64(functions + WORD * F_GRAPH_DESTROY), graph)
     if error != 0:
         release(nodes)
         if load_i64(call + WORD * CALL_ERROR) == 0:
@@ -263,6 +305,7 @@ def _renew_entry(desc: int, call: int, entry: int, num_envs: int, device: int, a
         counter = TABLE_BUILDS
         if load_i64(entry + WORD * ENTRY_GRAPH) != 0:
             destroy_graph(load_i64(functions + WORD * F_GRAPH_DROP), load_i64(entry + WORD * ENTRY_GRAPH))
+            destroy_graph(load_i64(functions + WORD * F_GRAPH_DESTROY), load_i64(entry + WORD * ENTRY_SOURCE))
             release(load_i64(entry + WORD * ENTRY_NODES))
             store_i64(entry + WORD * ENTRY_GRAPH, 0)
         error = _build(desc, call, entry)

@@ -34,7 +34,7 @@ class Schedule:
 
     scheduler: str = "serial"
     window: int = 32
-    streams: int = 4
+    streams: int = 8
     envs_per_task: int = 0
 
     def __post_init__(self) -> None:

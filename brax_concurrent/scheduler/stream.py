@@ -5,6 +5,8 @@ The stream records. What each task reads and writes follows from its arrays, and
 
 from __future__ import annotations
 
+import functools
+import itertools
 import operator
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -15,22 +17,22 @@ import numpy as np
 
 from brax_concurrent.backends import task_cpu
 from brax_concurrent.backends.arguments import Argument, ArgumentType, ArrayArgument, Device, KernelError
+from brax_concurrent.backends.cuda_program import MAX_STREAMS
 from brax_concurrent.scheduler import graph, task_list
 from brax_concurrent.scheduler.arrays import as_argument, is_jax, segments
 from brax_concurrent.scheduler.footprint import EVERYTHING, Footprint, merged
 from brax_concurrent.scheduler.kernel import Kernel
+from brax_concurrent.scheduler.schedule import SCHEDULERS, schedulers_on
 from brax_concurrent.scheduler.scratch import Scratch
 from brax_concurrent.scheduler.task import Task
-from brax_concurrent.scheduler.window import MAX_SLOTS, encode
-
-SCHEDULERS = ("serial", "sw")
+from brax_concurrent.scheduler.window import MAX_SLOTS, Encoded, encode
 
 Compile = Callable[[Kernel, tuple[ArgumentType, ...]], Any]
 _CODE: WeakKeyDictionary[Kernel, dict[tuple[str, tuple[ArgumentType, ...]], Any]] = WeakKeyDictionary()
 
 
 class TaskError(RuntimeError):
-    """A kernel raised an exception, which is this one's cause; tasks after it have not run.
+    """A kernel raised an exception, which is this one's cause; tasks that wait for its task have not run.
 
     Attributes:
       task: its place in the stream.
@@ -89,7 +91,10 @@ class TaskStream:
         self._scratch: list[Scratch] = []
         self._checked = 0  # tasks that were held against the scratch memory
         self._device: Device | None = None
-        self._table: Any = None  # of the tasks there were when it was made
+        # Made of the tasks when they are first run, and forgotten when one is added.
+        self._table: Any = None
+        self._encoded: Encoded | None = None
+        self._graph: Any = None
 
     def __len__(self) -> int:
         return len(self._tasks)
@@ -168,30 +173,44 @@ class TaskStream:
         self._device = device
         self._tasks.append(task)
         self._calls.append(call)
+        self._table = self._encoded = self._graph = None
         return len(self._tasks) - 1
 
-    def run(self, scheduler: str = "sw", *, window: int = 32, threads: int = 0) -> None:
+    def run(self, scheduler: str = "sw", *, window: int = 32, streams: int = 4, threads: int = 0) -> None:
         """Run all tasks; returns when they have finished. A stream may be run again, and be added to in between.
 
+        The results are those of program order, bit for bit, whatever the arguments.
+
         Args:
-          scheduler: "serial": in program order, one task after the other.
-          window: of schedulers that reorder: how many tasks they look at, 1 to 64.
-          threads: of those on the CPU: how many threads, 0 for one per core.
+          scheduler: "serial": in program order, one task after the other. "sw": through the out-of-order window.
+            "graph": on a GPU, as a CUDA graph, which is made at the first run after tasks were added.
+          window: of "sw": how many unfinished tasks it looks at, 1 to 64.
+          streams: of "sw" on a GPU: how many CUDA streams, 1 to 16.
+          threads: of "sw" on the CPU: how many threads, 0 for one per core.
 
         Raises:
-          ValueError: an argument is out of range, or a task reads scratch memory that none before it writes.
+          ValueError: an argument is out of range, the stream's device has no such scheduler, or a task reads scratch
+            memory that none before it writes.
           KernelError: a kernel does not compile, or stores into an array that it does not declare.
           TaskError: a kernel raised an exception. What was written until then stays.
+          RuntimeError: of "sw": no task ended for 120 seconds, or for BRAX_CONCURRENT_TIMEOUT seconds if that is set in
+            the environment. The message names what was waited for; it goes on running.
+          CudaError: the driver refused something; a launch that failed is named.
         """
         if scheduler not in SCHEDULERS:
             raise ValueError(f"scheduler: expected one of {', '.join(SCHEDULERS)}, got {scheduler!r}")
-        if not 1 <= operator.index(window) <= MAX_SLOTS:
-            raise ValueError(f"window must be from 1 to {MAX_SLOTS}, got {window}")
+        device = self._device or "cpu"
+        if scheduler not in schedulers_on(device):
+            offered = ", ".join(schedulers_on(device))
+            raise ValueError(f"scheduler: expected one of {offered} for arrays on the {device}, got {scheduler!r}")
+        for name, value, most in (("window", window, MAX_SLOTS), ("streams", streams, MAX_STREAMS)):
+            if not 1 <= operator.index(value) <= most:
+                raise ValueError(f"{name} must be from 1 to {most}, got {value}")
         if operator.index(threads) < 0:
             raise ValueError(f"threads must not be negative, got {threads}")
         self._check_scratch()
-        if self._device == "cuda":
-            self._run_cuda()
+        if device == "cuda":
+            self._run_cuda(scheduler, window, streams)
         else:
             self._run_cpu(scheduler, window, threads)
 
@@ -242,7 +261,7 @@ class TaskStream:
 
     def _run_cpu(self, scheduler: str, window: int, threads: int) -> None:
         table = self._table
-        if table is None or len(table) != len(self._calls):
+        if table is None:
             predicates = [0 if call.predicate is None else call.predicate.address for call in self._calls]
             table = self._table = task_cpu.build_table(self._codes("cpu", _compile_cpu), *self._columns(), predicates)
         if scheduler == "serial":
@@ -251,31 +270,58 @@ class TaskStream:
             names = tuple(task.kernel for task in self._tasks)
             columns = (table.code, table.args, table.first_unit, table.num_units, table.predicate)
             listed = task_list.TaskTable(*columns, names, table.owners)
-            failure = task_list.run_tasks(listed, encode(self._tasks), threads=threads, window=window)
+            failure = task_list.run_tasks(listed, self._footprints(), threads=threads, window=window)
         if failure is not None:
             index, code = failure
             cause, place = task_cpu.exception_of(code)
             said = f"{type(cause).__name__}: {cause}" + (f" ({place})" if place else "")
             raise self._failure(index, task_cpu.failed_unit(table, index), said) from cause
 
-    def _run_cuda(self) -> None:
+    def _run_cuda(self, scheduler: str, window: int, streams: int) -> None:
         from brax_concurrent.backends import task_cuda
 
-        arrays = [each for call in self._calls for each in (*call.arguments.values(), call.predicate)]
-        addresses = [each.address for each in arrays if isinstance(each, ArrayArgument) and each.size > 0]
-        with task_cuda.device_of(addresses) as capability:
-
-            def compile_cuda(kernel: Kernel, types: tuple[ArgumentType, ...]) -> Any:
-                return task_cuda.compile_task(kernel.function, types, capability, fastmath=kernel.fastmath)
-
-            if self._table is None or len(self._table) != len(self._calls):
-                predicates = [call.predicate for call in self._calls]
-                kernels = [task_cuda.load(code) for code in self._codes(str(capability), compile_cuda)]
-                self._table = task_cuda.build_table(kernels, *self._columns(), predicates)
-            failure = task_cuda.run_in_order(self._table)
+        arrays = (each for call in self._calls for each in (*call.arguments.values(), call.predicate))
+        addresses = (each.address for each in arrays if isinstance(each, ArrayArgument) and each.size > 0)
+        known = self._table is not None  # then all arrays are on the GPU of the first
+        with task_cuda.device_of(itertools.islice(addresses, 1) if known else addresses) as capability:
+            if self._table is None:
+                self._table = self._build_cuda(capability)
+            failure = task_cuda.run_table(self._table, self._launch_of(scheduler, window, streams))
         if failure is not None:
             code, index, unit = failure
             raise self._failure(index, unit, f"raised an exception, Numba's number {code}")
+
+    def _build_cuda(self, capability: tuple[int, int]) -> Any:
+        """The tasks' table of launches, for the current GPU."""
+        from brax_concurrent.backends import task_cuda
+
+        def compile_cuda(kernel: Kernel, types: tuple[ArgumentType, ...]) -> Any:
+            return task_cuda.compile_task(kernel.function, types, capability, fastmath=kernel.fastmath)
+
+        predicates = [call.predicate for call in self._calls]
+        kernels = [task_cuda.load(code) for code in self._codes(str(capability), compile_cuda)]
+        return task_cuda.build_table(kernels, *self._columns(), predicates)
+
+    def _launch_of(self, scheduler: str, window: int, streams: int) -> Callable[[], None]:
+        """What launches the table."""
+        from brax_concurrent.backends import task_cuda
+        from brax_concurrent.scheduler import cuda_list
+
+        if scheduler == "serial":
+            return functools.partial(task_cuda.launch_table, self._table)
+        if scheduler == "sw":
+            launch = functools.partial(cuda_list.launch_list, self._table, self._footprints())
+            return functools.partial(launch, window=window, streams=streams)
+        if self._graph is None:
+            self._graph = cuda_list.ListGraph(self._table, self._footprints())
+        launch_graph: Callable[[], None] = self._graph.launch
+        return launch_graph
+
+    def _footprints(self) -> Encoded:
+        """The tasks' footprints as arrays."""
+        if self._encoded is None:
+            self._encoded = encode(self._tasks)
+        return self._encoded
 
     def _columns(self) -> tuple[list[tuple[Argument, ...]], list[int]]:
         """All tasks' arguments and numbers of units."""

@@ -80,7 +80,7 @@ def test_a_kernel_is_machine_code_with_its_arguments():
     kernel = cuda.compile_kernel(table.specialized("halfcheetah").programs["control"])
     assert kernel.cubin[:4] == b"\x7fELF"
     assert kernel.arguments == ("action", "bad_actions")
-    assert kernel.ptx.count(".param .u64 kernel_param_") == 4  # arena, num_envs, two arrays
+    assert kernel.ptx.count(".param .u64 kernel_param_") == 6  # arena, num_envs, lanes, stamp, two arrays
     assert kernel.resources.registers > 0
 
 

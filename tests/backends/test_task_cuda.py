@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import re
 
 import numpy as np
 import pytest
-from fake_gpu import PARAMETERS, fake_driver
+from fake_gpu import NODE, PARAMETERS, REPLAYED, fake_driver, fake_pool
 from task_kernels import answers, axpy, copy, fallible, fill, on_gpu, undeclared
 
 import brax_concurrent as bc
+from brax_concurrent.backends import cuda_pool
 from brax_concurrent.backends.arguments import ArgumentType, KernelError
+from brax_concurrent.backends.cuda_calls import Functions
 from brax_concurrent.scheduler.arrays import as_argument
 
 pytest.importorskip("cuda.bindings.nvvm", reason="numba-cuda with NVIDIA's compilers is not installed")
@@ -75,10 +78,18 @@ def thread(function, code, types, pointers, index):
         failure[:] = 1, task, first + index
 
 
+@functools.cache
+def the_driver():
+    return fake_driver()
+
+
 @pytest.fixture
 def gpu(monkeypatch):
     """A GPU that is none: yields the list of launches (kernel, grid, block, stream)."""
-    launches, kept = [], []
+    launches, kept, driver = [], [], the_driver()
+    pools, owners = fake_pool()
+    kept.append(owners)
+    driver.clear()
 
     def load(code):
         function, types = compiled[code]
@@ -98,19 +109,20 @@ def gpu(monkeypatch):
         compiled[code] = function, types
         return code
 
-    def run(table):
-        driver = fake_driver()
+    def run(table, launch):
         cell = np.ctypeslib.as_array((ctypes.c_int64 * 3).from_address(table.failure))
         cell[:] = 0
-        task_cuda.launch_table(table, functions=driver.functions)
-        launches.extend(driver.launches)
+        launch()
+        launches[:] = driver.launches
         return tuple(cell.tolist()) if cell[0] else None
 
     monkeypatch.setattr(task_cuda, "device_of", lambda addresses: contextlib.nullcontext(CAPABILITY))
     monkeypatch.setattr(task_cuda, "DeviceBlock", lambda size: Cell())
     monkeypatch.setattr(task_cuda, "compile_task", compile_and_keep)
     monkeypatch.setattr(task_cuda, "load", load)
-    monkeypatch.setattr(task_cuda, "run_in_order", run)
+    monkeypatch.setattr(task_cuda, "run_table", run)
+    monkeypatch.setattr(Functions, "of_driver", lambda: driver.functions)
+    monkeypatch.setattr(cuda_pool, "pools", lambda: pools)
     monkeypatch.setattr("brax_concurrent.scheduler.stream._CODE", {})
     return launches
 
@@ -175,22 +187,42 @@ def test_an_exception_is_told_through_the_failure_cell():
     assert "atom.global.cas" not in silent.ptx
 
 
-def test_a_stream_runs(gpu):
+@pytest.mark.parametrize("scheduler", ["serial", "sw"])
+def test_a_stream_runs(gpu, scheduler):
     x, y, flags, stream = np.arange(300.0), np.zeros((300, 2)), np.array([0, 1], np.int32), bc.TaskStream()
     stream.add(copy, units=300, x=on_gpu(x[::-1]), y=on_gpu(y[:, 0]))
     stream.add(axpy, units=128, a=2.0, x=on_gpu(x), y=on_gpu(y[:, 0]))
     stream.add(fill, units=3, value=7.0, y=on_gpu(y[:, 1]), predicate=on_gpu(flags[:1]))
     stream.add(fill, units=2, value=8.0, y=on_gpu(y[:, 1]), predicate=on_gpu(flags[1:]))
     stream.add(fill, units=0, value=9.0, y=on_gpu(y[:, 1]))
-    stream.run()
+    stream.run(scheduler)
     expected = np.zeros((300, 2))
     expected[:, 0] = x[::-1]
     expected[:128, 0] += 2 * x[:128]
     expected[:2, 1] = 8
     assert np.array_equal(y, expected)
     assert [launch[1:3] for launch in gpu] == [[3, 128], [1, 128], [1, 128], [1, 128]]
-    stream.run()
+    stream.run(scheduler)
     assert len(gpu) == 8
+
+
+def test_a_graph_is_made_once_until_tasks_are_added(gpu):
+    """The stand-in carries launches out where a node is added: replays show in the row of what happened."""
+    x, y, stream = np.arange(4.0), np.zeros(4), bc.TaskStream()
+    stream.add(copy, units=4, x=on_gpu(x), y=on_gpu(y))
+    stream.add(fill, units=0, value=9.0, y=on_gpu(y))
+    stream.add(axpy, units=4, a=2.0, x=on_gpu(x), y=on_gpu(y))
+    stream.run("graph")
+    assert np.array_equal(y, 3 * x)
+    assert [row[0] for row in the_driver().rows] == [NODE, NODE, REPLAYED]
+    assert the_driver().before() == [set(), {0}]
+    stream.run("graph")
+    assert [row[0] for row in the_driver().rows] == [NODE, NODE, REPLAYED, REPLAYED]
+    stream.add(fill, units=2, value=7.0, y=on_gpu(y))
+    stream.run("graph")
+    assert np.array_equal(y, [7, 7, 6, 9])
+    assert [row[0] for row in the_driver().rows[4:]] == [NODE, NODE, NODE, REPLAYED]
+    assert the_driver().before() == [set(), {0}, set(), {2}, {2, 3}]
 
 
 def test_a_kernel_that_raises_stops_the_stream(gpu):

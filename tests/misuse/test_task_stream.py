@@ -195,6 +195,9 @@ def test_kernels_that_do_not_compile(kernel, arguments, message):
         ({"scheduler": "fast"}, "scheduler: expected one of .*serial.*, got 'fast'"),
         ({"window": 0}, "window must be from 1 to 64, got 0"),
         ({"window": 65}, "window must be from 1 to 64, got 65"),
+        ({"streams": 0}, "streams must be from 1 to 16, got 0"),
+        ({"streams": 17}, "streams must be from 1 to 16, got 17"),
+        ({"scheduler": "graph"}, "scheduler: expected one of serial, sw for arrays on the cpu, got 'graph'"),
         ({"threads": -1}, "threads must not be negative, got -1"),
     ],
 )

@@ -13,7 +13,7 @@ from task_kernels import Exported, anything, axpy, copy, count, fallible, fill, 
 import brax_concurrent as bc
 from brax_concurrent.scheduler.footprint import Hazard, hazards
 from brax_concurrent.scheduler.graph import dependencies
-from brax_concurrent.scheduler.stream import SCHEDULERS
+from brax_concurrent.scheduler.schedule import schedulers_on
 
 
 def span(array):
@@ -244,7 +244,7 @@ def start(seed):
 
 
 @pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize("scheduler", SCHEDULERS)
+@pytest.mark.parametrize("scheduler", schedulers_on("cpu"))
 def test_the_results_are_those_of_plain_python_in_program_order(scheduler, seed):
     memory, flags, before, stream, calls = start(seed)
     in_python(calls, range(len(calls)))
