@@ -5,9 +5,9 @@ by unit. XLA's own stream is stream 0; what was put onto it before is finished b
 onto it afterwards begins when all tasks have finished. The others come from a pool (backends/cuda_pool.py).
 
 **The window** (`sw`). Tasks enter in stream order: the first op of every unit, then the second, and so on. A newcomer
-gets its upstream mask by the rules of window.py, and a CUDA stream by those of cuda_slots.py: a unit's tasks stay on one
-stream. On an H200, HalfCheetah's step by stages (81 tasks, 4096 environments) took 261 us on one stream and 486 us with
-its independent stages on four, for every event that a stream waits for costs more than such a stage.
+gets its upstream mask by the rules of window.py, and a CUDA stream by those of cuda_slots.py: a unit's tasks stay on
+one stream. On an H200, HalfCheetah's step by stages (81 tasks, 4096 environments) took 261 us on one stream and 486 us
+with its independent stages on four, for every event that a stream waits for costs more than such a stage.
 """
 
 from __future__ import annotations
