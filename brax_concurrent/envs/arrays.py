@@ -15,7 +15,6 @@ from brax_concurrent.scheduler.schedule import NEED_CUDA, Schedule
 
 DTYPES = ("float32", "float64")
 GRANULARITIES = ("stage", "substep", "step")
-_SMALL_BATCH, _SMALL_ROBOT = 8192, 10  # environments, degrees of freedom
 
 
 def validate_batch(num_envs: Any, dtype: Any, threads: Any) -> None:
@@ -40,23 +39,17 @@ def resolve_backend(backend: str) -> str:
     return "cuda" if on_gpu and backend != "cpu" else "cpu"
 
 
-def resolve_granularity(granularity: str, backend: str, model: Model, num_envs: int, scheduler: str = "serial") -> str:
+def resolve_granularity(granularity: str, backend: str, scheduler: str = "serial") -> str:
     """Which of "stage", "substep" and "step" a `granularity` argument means.
 
     "auto" takes what measured best: on the CPU stages, which cost nothing there in program order and compile fastest,
-    but whole steps with a window, whose lock a stage of a small robot is no longer than; on a GPU
-    (benchmarks/throughput.jsonl) whole steps where the batch is too small to fill it or the robot's code is small, and
-    shorter kernels where many warps would run through more code than the instruction cache and registers hold.
+    but whole steps with a window, whose lock takes about as long as a stage of a small robot; on a GPU whole steps.
     """
     if granularity not in ("auto", *GRANULARITIES):
         raise ValueError(f"granularity: expected 'auto' or one of {GRANULARITIES}, got {granularity!r}")
     if granularity != "auto":
         return granularity
-    if backend == "cpu":
-        return "step" if scheduler == "sw" else "stage"
-    if num_envs <= _SMALL_BATCH or model.nv <= _SMALL_ROBOT:
-        return "step"
-    return "stage" if model.opt.integrator == "rk4" and model.nv > 2 * _SMALL_ROBOT else "substep"
+    return "stage" if backend == "cpu" and scheduler == "serial" else "step"
 
 
 def resolve_schedule(backend: str, scheduler: str, **knobs: int) -> Schedule:

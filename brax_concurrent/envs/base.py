@@ -137,9 +137,7 @@ class Env:
         chosen = tuned.recall(asked, self._situation)
         knobs = {name: chosen[name] for name in ("window", "streams", "envs_per_task") if chosen[name] is not None}
         self.schedule = resolve_schedule(self.backend, chosen["scheduler"], **knobs)
-        self.granularity = resolve_granularity(
-            chosen["granularity"], self.backend, self.model, self.num_envs, self.scheduler
-        )
+        self.granularity = resolve_granularity(chosen["granularity"], self.backend, self.scheduler)
 
     # -- programs ----------------------------------------------------------------------------------------------------
 

@@ -80,7 +80,7 @@ from brax_concurrent.scheduler.cuda_streams import (
 GRAPHS = 8  # that a program keeps
 # A program's table of graphs: int64 words; behind the counters GRAPHS entries.
 TABLE_LOCK, TABLE_CLOCK, TABLE_BUILDS, TABLE_UPDATES, TABLE_NANOSECONDS, TABLE_FIRST = 0, 1, 2, 3, 4, 5
-# An entry: the instantiated graph, what it was made from, the nodes of that, when it was used last, what it fits, and then
+# An entry: the instantiated graph, what it was made from, the nodes of that, when it was used last, what it fits; then
 # the addresses of the buffers.
 ENTRY_GRAPH, ENTRY_SOURCE, ENTRY_NODES, ENTRY_USED, ENTRY_ENVS, ENTRY_DEVICE, ENTRY_ARENA = 0, 1, 2, 3, 4, 5, 6
 ENTRY_BUFFERS = 7
