@@ -8,8 +8,8 @@ import jax
 import pytest
 
 import brax_concurrent
-from brax_concurrent import cli
 from brax_concurrent.cli import bench, tune
+from brax_concurrent.cli.common import CommandError
 from brax_concurrent.envs import list_envs, make, tuned
 from brax_concurrent.envs.arrays import GRANULARITIES
 from brax_concurrent.scheduler.schedule import schedulers_on
@@ -142,7 +142,7 @@ def test_bench_goes_on_after_a_failure(capsys, monkeypatch, made_up):
     ],
 )
 def test_wrong_arguments(arguments, said, code):
-    with pytest.raises(cli._CommandError, match=re.escape(said)) as found:
+    with pytest.raises(CommandError, match=re.escape(said)) as found:
         run(*arguments)
     assert found.value.code == code
 
@@ -156,7 +156,7 @@ def test_a_setting_has_a_name_and_a_value(text, capsys):
 
 
 def test_a_file_that_cannot_be_written_is_said_after_the_table(tmp_path, capsys, made_up):
-    with pytest.raises(cli._CommandError, match="cannot write .*: Is a directory"):
+    with pytest.raises(CommandError, match="cannot write .*: Is a directory"):
         run("bench", "grasp", "--num-envs", 3, "--scheduler", "serial", "--json", tmp_path)
     assert len(rows(capsys.readouterr().out)) == 2
 

@@ -131,6 +131,7 @@ class CudaProgram:
         buffers: the user's arrays.
         parts: what it launches.
         owners: what must stay alive as long as the program is used.
+        traced: its launches are recorded, each at a place of its own.
     """
 
     desc: np.ndarray
@@ -138,6 +139,7 @@ class CudaProgram:
     buffers: tuple[BufferSpec, ...]
     parts: tuple[CudaPart, ...]
     owners: tuple[object, ...] = ()
+    traced: bool = False
 
     @property
     def address(self) -> int:
@@ -157,7 +159,7 @@ class CudaProgram:
     @property
     def captured(self) -> bool:
         """Whether XLA may capture its launches into a command buffer."""
-        return int(self.desc[DESC_MODE]) == SERIAL
+        return int(self.desc[DESC_MODE]) == SERIAL and not self.traced
 
     @property
     def inputs(self) -> tuple[BufferSpec, ...]:

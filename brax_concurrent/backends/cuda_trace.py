@@ -62,13 +62,17 @@ class TraceBlock:
         self._program.desc[DESC_TRACE] = self.words.ctypes.data
 
     def stop(self) -> tuple[np.ndarray, np.ndarray, int]:
-        """End the recording.
+        """End the recording; returns what `read` does."""
+        self._program.desc[DESC_TRACE] = 0
+        return self.read()
+
+    def read(self) -> tuple[np.ndarray, np.ndarray, int]:
+        """What was recorded so far; waits for the GPU.
 
         Returns:
             rows (n, ROW_WORDS) int64, see ROW_*; times (n, 2) int64, begin and end of each in ns of the GPU's clock;
             and how many launches found no room.
         """
-        self._program.desc[DESC_TRACE] = 0
         cuda_driver.call("cuCtxSynchronize", doing="waiting for the kernels that are traced")
         count, capacity = int(self.words[TRACE_COUNT]), int(self.words[TRACE_CAPACITY])
         used = min(count, capacity)

@@ -81,6 +81,7 @@ DESC_TIMEOUT = 19  # nanoseconds in which something must finish
 DESC_PLAN = 20  # address of what it knows of each part
 DESC_RECORDS = 21  # address of a buffer for what is recorded, 0: none
 DESC_CAPACITY = 22  # rows that it has
+DESC_RECORDABLE = 23  # 1: it runs in program order and can be recorded, see scheduler/records.py
 DESC_FIRST_OP = 32
 
 # A job: int64 words. The counters that threads fight over have a cache line each.

@@ -1,4 +1,4 @@
-"""The command `brax-concurrent`: roll robots out, list them, check them and their kernels, measure and tune them."""
+"""The command `brax-concurrent`: roll robots out, list, check, measure, tune and trace them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from brax_concurrent import __version__
-from brax_concurrent.cli import bench, check, check_footprints, envs, rollout, tune
+from brax_concurrent.cli import bench, check, check_footprints, envs, rollout, trace, tune
 from brax_concurrent.cli.common import FAILED, INTERRUPTED, CommandError
 
 EXAMPLES = """\
@@ -21,6 +21,7 @@ examples:
   brax-concurrent check-footprints ant
   brax-concurrent bench ant humanoid --num-envs 1024 4096
   brax-concurrent tune ant --num-envs 4096
+  brax-concurrent trace ant --out trace.json
 
 exit codes: 0 done; 1 a check failed or a file could not be written; 2 wrong arguments; 130 interrupted (Ctrl-C)
 """
@@ -55,6 +56,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"brax-concurrent {__version__}")
     subparsers = parser.add_subparsers(metavar="COMMAND", required=True)
-    for command in (rollout, envs, check, check_footprints, bench, tune):
+    for command in (rollout, envs, check, check_footprints, bench, tune, trace):
         command.add_parser(subparsers)
     return parser

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any, overload
 
@@ -10,6 +11,7 @@ from brax_concurrent.envs.mixed import MixedEnv, MixedState, Robots, make_mixed
 from brax_concurrent.envs.registry import list_envs, make_task
 from brax_concurrent.envs.state import State
 from brax_concurrent.envs.task import Outcome, Task
+from brax_concurrent.envs.trace import make_tracer
 
 __all__ = ["Env", "MixedEnv", "MixedState", "Outcome", "State", "Task", "list_envs", "make"]
 
@@ -31,6 +33,7 @@ def make(
     per_env: Sequence[str] = (),
     max_episode_steps: int | None = None,
     nconmax: int | None = None,
+    trace: str | os.PathLike[str] | None = None,
     **task_arguments: Any,
 ) -> Env: ...
 
@@ -55,6 +58,7 @@ def make(
     per_env: Sequence[str] = (),
     max_episode_steps: int | None = None,
     nconmax: int | None = None,
+    trace: str | os.PathLike[str] | None = None,
     **task_arguments: Any,
 ) -> Env | MixedEnv:
     """A batch of environments, of one robot or of several.
@@ -84,30 +88,40 @@ def make(
         max_episode_steps: control steps until truncation; None: the task's, 1000.
         nconmax: contacts kept per environment; None: the model's default (kernels/model.py). What does not fit is
             counted in `state.info["contacts_lost"]`.
+        trace: a file for the timeline of the control steps' tasks, which `env.write_trace()` writes, or else the end of
+            the process; see "Timeline" in docs/performance.md. None: the file that BRAX_CONCURRENT_TRACE names in the
+            environment, else nothing is recorded, which costs nothing.
         task_arguments: of the task's constructor, those of Gymnasium's v5 environment.
 
     Raises:
         ValueError, TypeError: an unknown name or argument, or a bad value; the message names it.
     """
-    common: dict[str, Any] = {
-        "backend": backend,
-        "scheduler": scheduler,
-        "granularity": granularity,
-        "window": window,
-        "streams": streams,
-        "envs_per_task": envs_per_task,
-        "dtype": dtype,
-        "autoreset": autoreset,
-        "threads": threads,
-        "per_env": per_env,
-    }
+    order = {"scheduler": scheduler, "granularity": granularity, "window": window, "streams": streams}
+    place = {"backend": backend, "threads": threads, "envs_per_task": envs_per_task}
+    common: dict[str, Any] = {**order, **place, "dtype": dtype, "autoreset": autoreset, "per_env": per_env}
     limits = {"max_episode_steps": max_episode_steps, "nconmax": nconmax}
     if isinstance(name, Mapping):
         if num_envs != 1 or task_arguments:
             given = [*(["num_envs"] if num_envs != 1 else []), *task_arguments]
             raise TypeError(f"a dict has each robot's arguments, as NAME: (num_envs, arguments); got {given} beside it")
-        return make_mixed(name, make, common | limits)
-    return Env(_task(name, limits, task_arguments), num_envs, **common)
+        return make_mixed(name, _make_one, common | limits, make_tracer(trace, " and ".join(map(str, name))))
+    task = _task(name, limits, task_arguments)
+    return Env(task, num_envs, **common, tracer=make_tracer(trace, task.name))
+
+
+_SETTINGS = (
+    *("backend", "scheduler", "granularity", "window", "streams", "envs_per_task", "dtype", "autoreset", "threads"),
+    "per_env",
+)
+
+
+def _make_one(
+    name: str | Task, num_envs: int, *, max_episode_steps: int | None, nconmax: int | None, **arguments: Any
+) -> Env:
+    """One robot's environment of a mixed batch, which is not recorded by itself."""
+    settings = {setting: arguments.pop(setting) for setting in _SETTINGS}
+    limits = {"max_episode_steps": max_episode_steps, "nconmax": nconmax}
+    return Env(_task(name, limits, arguments), num_envs, **settings)
 
 
 def _task(name: str | Task, limits: Mapping[str, int | None], arguments: Mapping[str, Any]) -> Task:

@@ -26,10 +26,12 @@ from brax_concurrent.envs.program import compile_env
 from brax_concurrent.envs.state import State
 from brax_concurrent.envs.stream import Stream, StreamBuilder
 from brax_concurrent.envs.task import Task
+from brax_concurrent.envs.trace import Tracer, write_trace
 from brax_concurrent.interop.jax_ffi import Program
 from brax_concurrent.kernels.layout import MODEL_PREFIX
 from brax_concurrent.kernels.model import Model, load_model
 from brax_concurrent.scheduler.serial import TileProgram
+from brax_concurrent.scheduler.trace import Timeline
 
 _COUNTERS = ("contacts_lost", "diverged", "bad_actions")
 
@@ -47,6 +49,7 @@ class Env:
         autoreset: whether `step` resets environments that ended, each to a fresh random state.
         threads: CPU threads at most; 0: all cores.
         per_env: model quantities that differ between environments, e.g. ("geom_friction", "body_mass").
+        tracer: what records the control steps (envs/trace.py); None: nothing does.
 
     Raises:
         ValueError: num_envs < 1, an unknown dtype, float64 without jax_enable_x64, or an unknown model quantity.
@@ -67,6 +70,7 @@ class Env:
         autoreset: bool = True,
         threads: int = 0,
         per_env: Sequence[str] = (),
+        tracer: Tracer | None = None,
     ):
         validate_batch(num_envs, dtype, threads)
         self.backend = resolve_backend(backend)
@@ -82,6 +86,7 @@ class Env:
         self.per_env = tuple(per_env)
         self.tile_programs: dict[str, TileProgram] = {}  # filled by envs/program.py
         self._programs: dict[str, Program] = {}
+        self._tracer = tracer
 
     @property
     def scheduler(self) -> str:
@@ -148,7 +153,10 @@ class Env:
             kind: "control_step", "reset_all", "reset_where" or "restart".
         """
         if kind not in self._programs:
-            self._programs[kind] = compile_env(self, kind)
+            program = compile_env(self, kind)
+            if kind == "control_step" and self._tracer is not None:
+                program = self._tracer.attach(program, self.num_envs, self.tile_programs.get(kind))
+            self._programs[kind] = program
         return self._programs[kind]
 
     def stream(self, kind: str) -> tuple[Callable[[], Stream], str | None]:
@@ -221,6 +229,18 @@ class Env:
         self._check_state(state)
         action = checked("action", action, (self.num_envs, self.action_size), self.dtype)
         return self._updated(state, self._run(self.program("control_step"), state, action=action))
+
+    def write_trace(self) -> Timeline:
+        """Write what was recorded of the control steps so far to the file that `make` was given as `trace`.
+
+        Returns:
+            What is in it. If nobody asks, the file is written when the process ends.
+
+        Raises:
+            RuntimeError: the environment was made without `trace`.
+            OSError: the file cannot be written.
+        """
+        return write_trace(self._tracer)
 
     # -- plumbing ----------------------------------------------------------------------------------------------------
 

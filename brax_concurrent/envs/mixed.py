@@ -19,11 +19,13 @@ import numpy as np
 
 from brax_concurrent.envs.arrays import checked, run, varying_alike
 from brax_concurrent.envs.base import Env, checked_key
-from brax_concurrent.envs.program import compile_mixed
+from brax_concurrent.envs.program import compile_mixed, tile_composite
 from brax_concurrent.envs.state import State
 from brax_concurrent.envs.task import Task
+from brax_concurrent.envs.trace import Tracer, write_trace
 from brax_concurrent.interop.jax_ffi import Program
 from brax_concurrent.kernels.model import Model
+from brax_concurrent.scheduler.trace import Timeline
 
 Robots = Mapping[str, int | tuple[int, Mapping[str, Any] | Task]]
 """What `make` takes for a mixed batch: for each robot its num_envs, or (num_envs, arguments), or (num_envs, Task)."""
@@ -130,13 +132,14 @@ class MixedEnv:
     Args:
         envs: the robots' environments, by names of your choice; all for one backend.
         threads: CPU threads at most; 0: as many as the environments allow.
+        tracer: what records the control steps (envs/trace.py); None: nothing does.
 
     Raises:
         TypeError: a name that is no string, or a value that is no Env.
         ValueError: no environments, or environments for different backends or with different schedules.
     """
 
-    def __init__(self, envs: Mapping[str, Env], threads: int = 0):
+    def __init__(self, envs: Mapping[str, Env], threads: int = 0, tracer: Tracer | None = None):
         for name, env in envs.items():
             if not isinstance(name, str) or not isinstance(env, Env):
                 raise TypeError(f"envs: expected environments by name, got {name!r}: {type(env).__name__}")
@@ -152,6 +155,7 @@ class MixedEnv:
             raise ValueError(f"envs: expected one schedule for all, got {schedules}")
         self._schedule = next(iter(schedules.values()))
         self._programs: dict[str, Program] = {}
+        self._tracer = tracer
 
     # -- facts -------------------------------------------------------------------------------------------------------
 
@@ -257,6 +261,10 @@ class MixedEnv:
         given = self._checked("action", action, lambda name: (self._envs[name].action_size,))
         return self._run("control_step", state.states, action=given)
 
+    def write_trace(self) -> Timeline:
+        """Write what was recorded of the control steps so far; see `Env.write_trace`."""
+        return write_trace(self._tracer)
+
     # -- plumbing ----------------------------------------------------------------------------------------------------
 
     def _blank(self, key: jax.Array, model: Mapping[str, Mapping[str, Any]] | None) -> dict[str, State]:
@@ -285,7 +293,11 @@ class MixedEnv:
         if kind not in self._programs:
             envs = sorted(self._envs.items(), key=lambda item: -_tile_work(item[1]))
             parts = [(name, env, env.num_envs * _tile_work(env)) for name, env in envs]
-            self._programs[kind] = compile_mixed(parts, kind, self._threads)
+            program = compile_mixed(parts, kind, self._threads)
+            if kind == "control_step" and self._tracer is not None:
+                tiles = None if self.backend == "cuda" else tile_composite(parts, kind)
+                program = self._tracer.attach(program, self.num_envs, tiles)
+            self._programs[kind] = program
         return self._programs[kind]
 
     def _checked(
@@ -326,7 +338,9 @@ def robot_key(key: jax.Array, name: str) -> jax.Array:
     return jax.random.fold_in(key, zlib.crc32(name.encode()))
 
 
-def make_mixed(robots: Robots, make: Callable[..., Env], common: Mapping[str, Any]) -> MixedEnv:
+def make_mixed(
+    robots: Robots, make: Callable[..., Env], common: Mapping[str, Any], tracer: Tracer | None = None
+) -> MixedEnv:
     """The mixed batch that a dict describes.
 
     Args:
@@ -334,6 +348,7 @@ def make_mixed(robots: Robots, make: Callable[..., Env], common: Mapping[str, An
         make: makes the environment of one robot: make(name or Task, num_envs, **arguments).
         common: arguments for every robot. A robot's own may only differ in the task's arguments, `per_env`,
             `max_episode_steps` and `nconmax`.
+        tracer: see MixedEnv.
 
     Raises:
         TypeError, ValueError: an empty dict, or a robot's name, number or argument that is wrong; the message names it.
@@ -353,10 +368,10 @@ def make_mixed(robots: Robots, make: Callable[..., Env], common: Mapping[str, An
             raise ValueError(f"{name}: num_envs must be a whole number of at least 1, got {num_envs!r}")
         arguments = {} if isinstance(what, Task) else what
         for argument in arguments:
-            if argument in common and argument not in _OWN:
+            if argument == "trace" or (argument in common and argument not in _OWN):
                 raise TypeError(f"{name}: {argument} is one for the whole batch, give it to make")
         envs[name] = make(what if isinstance(what, Task) else name, int(num_envs), **{**common, **arguments})
-    return MixedEnv(envs)
+    return MixedEnv(envs, tracer=tracer)
 
 
 def _tile_work(env: Env) -> int:

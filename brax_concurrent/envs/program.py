@@ -108,8 +108,7 @@ def compile_mixed(parts: Sequence[tuple[str, Env, float]], kind: str, threads: i
     _, first, _ = parts[0]
     if first.backend == "cpu":
         limits = [limit for limit in (threads, *(env._threads for _, env, _ in parts)) if limit]
-        tiles = TileComposite(tuple(TilePart(name, tile_program(env, kind), env.num_envs) for name, env, _ in parts))
-        return _scheduled(tiles, min(limits, default=0), first.schedule)
+        return _scheduled(tile_composite(parts, kind), min(limits, default=0), first.schedule)
     cuda_parts = []
     for name, env, _ in parts:
         own = env.program(kind)
@@ -117,6 +116,11 @@ def compile_mixed(parts: Sequence[tuple[str, Env, float]], kind: str, threads: i
         cuda_parts.append(replace(own.parts[0], name=name, num_envs=env.num_envs))
     work = [work for *_, work in parts]
     return program_cuda.schedule_parts(cuda_parts, first.schedule, cuda_driver.multiprocessors(), work)
+
+
+def tile_composite(parts: Sequence[tuple[str, Env, float]], kind: str) -> TileComposite:
+    """A stream of several environments on the CPU as schedulers see it; `parts` and `kind` as for compile_mixed."""
+    return TileComposite(tuple(TilePart(name, tile_program(env, kind), env.num_envs) for name, env, _ in parts))
 
 
 def _scheduled(tiles: TileProgram | TileComposite, threads: int, schedule: Schedule) -> CpuProgram:

@@ -15,7 +15,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import zip_longest
+from itertools import accumulate, repeat, zip_longest
+from typing import TypeVar
 
 from brax_concurrent.backends.composite import Part, build_composite
 from brax_concurrent.backends.cpu_program import ALWAYS, BufferSpec, CpuProgram, build_program, content_hash
@@ -33,6 +34,12 @@ tiles take turns in it is register renaming: it removes no order that a footprin
 Span = str | tuple[int, int]
 """A place that every tile has: the name of a user's buffer (the tile's rows of it, or all of it if it has no
 environments), or the bytes [start, stop) of the arena."""
+
+
+Place = tuple[int, int, int]
+"""Which task: (part, tile, op). A tile program has the part 0 only."""
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -196,10 +203,19 @@ class TileProgram:
         Raises:
           ValueError: an argument is not positive.
         """
+        tiles = [self.tasks_of_tile(tile, num_envs) for tile in self._tiles(num_envs, interleave)]
+        return _side_by_side(tiles, interleave)
+
+    def places(self, num_envs: int, interleave: int = 1) -> Iterator[Place]:
+        """For each task of `tasks`, which op it is of which tile, without its footprint: (0, tile, op)."""
+        ops = range(len(self.ops))
+        tiles = self._tiles(num_envs, interleave)
+        return _side_by_side([zip(repeat(0), repeat(tile), ops) for tile in tiles], interleave)
+
+    def _tiles(self, num_envs: int, interleave: int) -> range:
         if num_envs < 1 or interleave < 1:
             raise ValueError(f"num_envs and interleave must be at least 1, got {num_envs} and {interleave}")
-        tiles = [self.tasks_of_tile(tile, num_envs) for tile in range(-(-num_envs // TILE))]
-        return _side_by_side(tiles, interleave)
+        return range(-(-num_envs // TILE))
 
     def tasks_of_tile(self, tile: int, num_envs: int) -> Iterator[Task]:
         """The tasks of one tile."""
@@ -256,19 +272,30 @@ class TileComposite:
         Raises:
           ValueError: interleave or a part's num_envs is not positive.
         """
+        first_buffers = [0, *accumulate(len(part.program.layout.buffers) for part in self.parts)]
+        tiles = self._tiles(interleave)
+        return _side_by_side([self._tasks_of_tile(part, first_buffers[part], tile) for part, tile in tiles], interleave)
+
+    def places(self, interleave: int = 1) -> Iterator[Place]:
+        """For each task of `tasks`, which op it is of which tile of which part, without its footprint."""
+        ops = [range(len(part.program.ops)) for part in self.parts]
+        tiles = self._tiles(interleave)
+        return _side_by_side([zip(repeat(part), repeat(tile), ops[part]) for part, tile in tiles], interleave)
+
+    def _tiles(self, interleave: int) -> list[tuple[int, int]]:
+        """(part, tile) in the order of the stream."""
         for part in self.parts:
             if part.num_envs < 1:
                 raise ValueError(f"part {part.name}: num_envs must be at least 1, got {part.num_envs}")
         if interleave < 1:
             raise ValueError(f"interleave must be at least 1, got {interleave}")
-        tiles, first_buffer = [], 0
+        tiles = []
         for index, part in enumerate(self.parts):
             count = -(-part.num_envs // TILE)
             for tile in range(count):
                 place = (tile + 0.5) / count if interleave > 1 else 0.0  # the sort is stable
-                tiles.append((place, self._tasks_of_tile(index, first_buffer, tile)))
-            first_buffer += len(part.program.layout.buffers)
-        return _side_by_side([tasks for _, tasks in sorted(tiles, key=lambda item: item[0])], interleave)
+                tiles.append((place, index, tile))
+        return [(index, tile) for _, index, tile in sorted(tiles, key=lambda item: item[0])]
 
     def _tasks_of_tile(self, index: int, first_buffer: int, tile: int) -> Iterator[Task]:
         part = self.parts[index]
@@ -311,7 +338,7 @@ def check_written(program: TileProgram) -> None:
             written = merged((*written, *own))
 
 
-def _side_by_side(tiles: Sequence[Iterator[Task]], interleave: int) -> Iterator[Task]:
+def _side_by_side(tiles: Sequence[Iterator[_T]], interleave: int) -> Iterator[_T]:
     """The tasks of tiles, of which `interleave` at a time take turns, a task each."""
     for first in range(0, len(tiles), interleave):
         for row in zip_longest(*tiles[first : first + interleave]):

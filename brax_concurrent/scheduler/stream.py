@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import itertools
 import operator
+import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -17,14 +18,18 @@ import numpy as np
 
 from brax_concurrent.backends import task_cpu
 from brax_concurrent.backends.arguments import Argument, ArgumentType, ArrayArgument, Device, KernelError
+from brax_concurrent.backends.cpu_program import cores
 from brax_concurrent.backends.cuda_program import MAX_STREAMS
 from brax_concurrent.scheduler import graph, task_list
 from brax_concurrent.scheduler.arrays import as_argument, is_jax, segments
 from brax_concurrent.scheduler.footprint import EVERYTHING, Footprint, merged
 from brax_concurrent.scheduler.kernel import Kernel
+from brax_concurrent.scheduler.records import TASK
 from brax_concurrent.scheduler.schedule import SCHEDULERS, schedulers_on
 from brax_concurrent.scheduler.scratch import Scratch
 from brax_concurrent.scheduler.task import Task
+from brax_concurrent.scheduler.trace import Timeline, checked_path
+from brax_concurrent.scheduler.trace_streams import list_stream
 from brax_concurrent.scheduler.window import MAX_SLOTS, Encoded, encode
 
 Compile = Callable[[Kernel, tuple[ArgumentType, ...]], Any]
@@ -176,7 +181,15 @@ class TaskStream:
         self._table = self._encoded = self._graph = None
         return len(self._tasks) - 1
 
-    def run(self, scheduler: str = "sw", *, window: int = 32, streams: int = 4, threads: int = 0) -> None:
+    def run(
+        self,
+        scheduler: str = "sw",
+        *,
+        window: int = 32,
+        streams: int = 4,
+        threads: int = 0,
+        trace: str | os.PathLike[str] | None = None,
+    ) -> Timeline | None:
         """Run all tasks; returns when they have finished. A stream may be run again, and be added to in between.
 
         The results are those of program order, bit for bit, whatever the arguments.
@@ -187,10 +200,18 @@ class TaskStream:
           window: of "sw": how many unfinished tasks it looks at, 1 to 64.
           streams: of "sw" on a GPU: how many CUDA streams, 1 to 16.
           threads: of "sw" on the CPU: how many threads, 0 for one per core.
+          trace: a file for the timeline of the tasks, also if one raises an exception; None: nothing is recorded.
+            Finding what each task waits for takes time that grows with the square of their number.
+
+        Returns:
+          The timeline if there is a trace, else None.
 
         Raises:
+          TypeError: trace is no path.
           ValueError: an argument is out of range, the stream's device has no such scheduler, or a task reads scratch
-            memory that none before it writes.
+            memory that none before it writes, the trace
+            cannot be written there, or the stream is on a GPU and cannot be traced.
+          OSError: the trace could not be written.
           KernelError: a kernel does not compile, or stores into an array that it does not declare.
           TaskError: a kernel raised an exception. What was written until then stays.
           RuntimeError: of "sw": no task ended for 120 seconds, or for BRAX_CONCURRENT_TIMEOUT seconds if that is set in
@@ -208,11 +229,27 @@ class TaskStream:
                 raise ValueError(f"{name} must be from 1 to {most}, got {value}")
         if operator.index(threads) < 0:
             raise ValueError(f"threads must not be negative, got {threads}")
+        path = None if trace is None else checked_path("trace", trace)
+        if path is not None and self._device == "cuda":
+            raise ValueError("trace: tasks are recorded on the CPU only, and this stream's arrays are on a GPU")
         self._check_scratch()
         if device == "cuda":
             self._run_cuda(scheduler, window, streams)
-        else:
+            return None
+        if path is None:
             self._run_cpu(scheduler, window, threads)
+            return None
+        records = np.empty((len(self._tasks), task_list.RECORD_COLUMNS), np.int64)
+        failure = None
+        try:
+            self._run_cpu(scheduler, window, threads, records)
+        except TaskError as error:  # the trace shows how far the tasks came
+            failure = error
+        timeline = self._timeline(records, 1 if scheduler == "serial" else threads or cores())
+        timeline.write(path)
+        if failure is not None:
+            raise failure
+        return timeline
 
     def to_dot(self, name: str = "stream") -> str:
         """The graph of tasks that wait for each other, in the DOT language, for Graphviz."""
@@ -259,18 +296,25 @@ class TaskStream:
 
     # -- running --
 
-    def _run_cpu(self, scheduler: str, window: int, threads: int) -> None:
+    def _timeline(self, records: np.ndarray, threads: int) -> Timeline:
+        ran = records[records[:, TASK] >= 0]
+        rows = np.concatenate((ran, np.zeros((len(ran), 1), np.int64)), axis=1)  # all of run 0
+        return Timeline(list_stream(self._tasks), rows, threads, lane_name="thread")
+
+    def _run_cpu(self, scheduler: str, window: int, threads: int, records: np.ndarray | None = None) -> None:
         table = self._table
         if table is None:
             predicates = [0 if call.predicate is None else call.predicate.address for call in self._calls]
             table = self._table = task_cpu.build_table(self._codes("cpu", _compile_cpu), *self._columns(), predicates)
-        if scheduler == "serial":
+        if scheduler == "serial" and records is None:
             failure = task_cpu.run_in_order(table)
         else:
+            if scheduler == "serial":  # what records tasks runs them in program order, too
+                window, threads = 1, 1
             names = tuple(task.kernel for task in self._tasks)
             columns = (table.code, table.args, table.first_unit, table.num_units, table.predicate)
             listed = task_list.TaskTable(*columns, names, table.owners)
-            failure = task_list.run_tasks(listed, self._footprints(), threads=threads, window=window)
+            failure = task_list.run_tasks(listed, self._footprints(), threads=threads, window=window, records=records)
         if failure is not None:
             index, code = failure
             cause, place = task_cpu.exception_of(code)

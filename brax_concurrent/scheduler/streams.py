@@ -400,7 +400,7 @@ def compile_window(
     if ordered:
         interleave = 1
     interleave = interleave or min(threads or cores(), window)
-    tables = [_conflicts(part) for part, _ in parts]
+    tables = [op_conflicts(part) for part, _ in parts]
     plan, owners = _plan(parts, tables)
     tile_width = max((_width(table) for table in tables), default=1)
     timeout = timeout_ns()
@@ -423,7 +423,7 @@ def compile_window(
     return with_runner(serial, _participate(), words, fingerprint, [plan, *owners])
 
 
-def _conflicts(program: TileProgram) -> np.ndarray:
+def op_conflicts(program: TileProgram) -> np.ndarray:
     """Which ops of a tile must run in program order: (ops, ops) bool. Ops of equal footprints are compared once."""
     footprints = [task.footprint for task in program.tasks_of_tile(0, TILE)]
     place = {footprint: index for index, footprint in enumerate(dict.fromkeys(footprints))}

@@ -3,7 +3,6 @@
 import ctypes
 import functools
 import gc
-import json
 import threading
 import time
 
@@ -297,8 +296,7 @@ def grasp():
     task = Grasp()
     model = load_model(task.model, nconmax=task.nconmax)
     packed = programs_of_envs._pack(StreamBuilder(task, model).control_step(), "float32")
-    line, _, data = packed.partition(b"\n")
-    return programs_of_envs._tile_program(json.loads(line), data), model
+    return programs_of_envs._tile_program(packed), model
 
 
 @pytest.mark.slow
