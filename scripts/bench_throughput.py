@@ -43,9 +43,10 @@ class Entry:
     scheduler: str
     granularity: str | None
     prepare: Callable[[], Prepared]
+    note: str = ""
 
     def __str__(self) -> str:
-        return f"{self.scheduler} {self.granularity or ''}".strip()
+        return " ".join(part for part in (self.scheduler, self.granularity, self.note) if part)
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -59,6 +60,9 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--set", nargs="+", type=setting, default=[], metavar="ARGUMENT=VALUE", help="not for serial")
     parser.add_argument("--backend", default="auto", choices=("auto", "cpu", "cuda"))
     parser.add_argument("--threads", type=int, default=0, help="of the CPU; 0: all")
+    parser.add_argument(
+        "--per-tile", action="store_true", help="also launch every kernel for 32 environments at a time"
+    )
     parser.add_argument("--repeats", type=int, default=5)
     every = peers.all_peers()
     parser.add_argument("--peer", nargs="+", default=[], choices=[*every, ALL], help="all: those that are installed")
@@ -93,9 +97,11 @@ def chosen_peers(names: list[str]) -> list[peers.Peer]:
     return chosen
 
 
-def prepare_ours(robot: str, num_envs: int, given: argparse.Namespace, scheduler: str, granularity: str) -> Prepared:
-    """One of our environments, compiled and warmed up."""
-    settings = {} if scheduler == "serial" else dict(given.set)
+def prepare_ours(
+    robot: str, num_envs: int, given: argparse.Namespace, scheduler: str, granularity: str, **settings: Any
+) -> Prepared:
+    """One of our environments, compiled and warmed up; `settings` are further arguments of `make`."""
+    settings |= {} if scheduler == "serial" else dict(given.set)
     common = {"scheduler": scheduler, "granularity": granularity, "backend": given.backend, "threads": given.threads}
     if robot == ALL:
         timing = Timing(bc.make(dict.fromkeys(bc.list_envs(), num_envs), **common, **settings))
@@ -112,6 +118,9 @@ def entries(robot: str, num_envs: int, given: argparse.Namespace, others: list[p
     for scheduler, granularity in dict.fromkeys([BASELINE, *pairs]):
         prepare = functools.partial(prepare_ours, robot, num_envs, given, scheduler, granularity)
         yield Entry(scheduler, granularity, prepare)
+    if given.per_tile and given.backend == "cuda":
+        prepare = functools.partial(prepare_ours, robot, num_envs, given, *BASELINE, envs_per_task=32)
+        yield Entry(*BASELINE, prepare, "per tile")
     for peer in others:
         if robot == ALL:
             print(f"skipped   {peer.name}, {robot}: it steps one robot at a time", flush=True)
