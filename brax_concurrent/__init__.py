@@ -9,18 +9,34 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from brax_concurrent.envs import State, list_envs, make
+    from brax_concurrent.envs import MixedEnv, State, Task, list_envs, make
     from brax_concurrent.envs.simulator import Simulator
     from brax_concurrent.scheduler.kernel import kernel
     from brax_concurrent.scheduler.stream import TaskError, TaskStream
-    from brax_concurrent.training.rollout import rollout
+    from brax_concurrent.training.rollout import Rollout, rollout
     from brax_concurrent.training.tune import tune
 
 __version__ = "0.1.0.dev0"
 
-__all__ = ["Simulator", "State", "TaskError", "TaskStream", "kernel", "list_envs", "make", "rollout", "tune"]
+__all__ = [
+    "MixedEnv",
+    "Rollout",
+    "Simulator",
+    "State",
+    "Task",
+    "TaskError",
+    "TaskStream",
+    "kernel",
+    "list_envs",
+    "make",
+    "rollout",
+    "tune",
+]
 
 _HOMES = {
+    "MixedEnv": "brax_concurrent.envs",
+    "Rollout": "brax_concurrent.training.rollout",
+    "Task": "brax_concurrent.envs",
     "Simulator": "brax_concurrent.envs.simulator",
     "State": "brax_concurrent.envs",
     "TaskError": "brax_concurrent.scheduler.stream",

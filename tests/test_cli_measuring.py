@@ -59,7 +59,7 @@ def test_bench_prints_and_writes_what_it_measured(capsys, tmp_path):
     assert run("bench", "grasp", "--num-envs", 4, 8, "--scheduler", scheduler, "serial", "--json", file, *QUICK) == 0
     head, *table = rows(capsys.readouterr().out)
     assert head == ["robot", "scheduler", "granularity", "envs", "env steps/s", "spread", "to serial", "compiled"]
-    assert [row[:4] for row in table[::2]] == [["grasp", "serial", "stage", "4"], ["grasp", "serial", "stage", "8"]]
+    assert [row[:4] for row in table[::2]] == [["grasp", "serial", "step", "4"], ["grasp", "serial", "step", "8"]]
     written = json.loads(file.read_text())
     results = written.pop("results")
     assert written == {"version": brax_concurrent.__version__, "backend": "cpu", "device": "cpu"}
@@ -108,7 +108,7 @@ def test_bench_hands_settings_to_make_but_for_serial(made_up, monkeypatch):
         lambda name, num_envs, **rest: given.append(rest) or make(name, num_envs),
     )
     run("bench", "grasp", "--scheduler", "other", "serial", "--set", "window=8", "--set", "order=new")
-    place = {"granularity": "auto", "backend": "auto", "threads": 0}
+    place = {"granularity": "step", "backend": "auto", "threads": 0}
     assert given == [
         {"scheduler": "serial", **place},
         {"scheduler": "other", "window": 8, "order": "new", **place},
@@ -165,7 +165,7 @@ def test_tune_prints_the_candidates_and_remembers(capsys, monkeypatch):
     kept = []
     monkeypatch.setattr(tuned, "remember", lambda where, candidates: kept.extend(candidates))
     assert run("tune", "grasp", "--num-envs", 32, "--scheduler", "serial", "--repeats", 1) == 0
-    first, head, *table, last = rows(capsys.readouterr().out)
+    first, head, *table, fastest, remembered = rows(capsys.readouterr().out)
     assert first == ["grasp: 32 environments, cpu"]
     assert head == ["scheduler", "granularity", "env steps/s", "spread", "to the best", "compiled"]
     assert [row[:3] for row in table] == [
@@ -173,4 +173,5 @@ def test_tune_prints_the_candidates_and_remembers(capsys, monkeypatch):
     ]
     assert sorted(row[1] for row in table) == sorted(GRANULARITIES)
     assert table[0][4] == "1.00x"
-    assert last == [f"fastest: make('grasp', 32, scheduler='serial', granularity={table[0][1]!r})"]
+    assert fastest == [f"fastest: make('grasp', 32, scheduler='serial', granularity={table[0][1]!r})"]
+    assert remembered == ["remembered: make('grasp', 32, scheduler='auto') takes it from now on"]

@@ -18,7 +18,7 @@ def default_directory() -> Path:
 
     Where there is neither, a path at which nothing can be kept.
     """
-    if ENVIRONMENT in os.environ:
+    if os.environ.get(ENVIRONMENT):
         return Path(os.environ[ENVIRONMENT])
     try:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "brax_concurrent"

@@ -34,7 +34,7 @@ def add_parser(subparsers: Any) -> None:
     number = {"type": at_least(1), "metavar": "N"}
     parser.add_argument("--num-envs", nargs="+", default=[4096], help="environments (default 4096)", **number)
     parser.add_argument("--scheduler", nargs="+", metavar="NAME", help="see the documentation of make (default: each)")
-    parser.add_argument("--granularity", nargs="+", default=["auto"], metavar="NAME", help="default auto")
+    parser.add_argument("--granularity", nargs="+", default=["step"], metavar="NAME", help="default step")
     parser.add_argument(
         *("--set",),
         type=_setting,

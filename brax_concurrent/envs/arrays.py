@@ -11,16 +11,20 @@ import numpy as np
 
 from brax_concurrent.interop.jax_ffi import Program, ffi_call
 from brax_concurrent.kernels.model import Model
+from brax_concurrent.scheduler.engine import timeout_ns
 from brax_concurrent.scheduler.schedule import NEED_CUDA, Schedule
 
 DTYPES = ("float32", "float64")
 GRANULARITIES = ("stage", "substep", "step")
+MOST_ENVS = 1 << 30
 
 
 def validate_batch(num_envs: Any, dtype: Any, threads: Any) -> None:
     """Raise ValueError unless these are a batch size, a floating-point type that JAX has on, and a thread count."""
     if isinstance(num_envs, bool) or not isinstance(num_envs, (int, np.integer)) or num_envs < 1:
         raise ValueError(f"num_envs: expected a whole number of at least 1, got {num_envs!r}")
+    if num_envs > MOST_ENVS:
+        raise ValueError(f"num_envs: expected at most {MOST_ENVS}, got {num_envs}")
     if dtype not in DTYPES:
         raise ValueError(f"dtype: expected one of {DTYPES}, got {dtype!r}")
     if dtype == "float64" and not jax.config.jax_enable_x64:  # type: ignore[attr-defined]
@@ -55,6 +59,8 @@ def resolve_granularity(granularity: str, backend: str, scheduler: str = "serial
 def resolve_schedule(backend: str, scheduler: str, **knobs: int) -> Schedule:
     """The schedule that arguments of `make` ask for; TypeError or ValueError, naming the argument, if it cannot be."""
     schedule = Schedule(scheduler, **knobs)
+    if scheduler == "sw":
+        timeout_ns()  # a setting in the environment that cannot be is reported here
     if scheduler in NEED_CUDA and backend != "cuda":
         raise ValueError("scheduler: 'graph' is a CUDA Graph and needs backend='cuda'; use 'sw' or 'serial' on the CPU")
     return schedule

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 from jax import lax
 
-from brax_concurrent.envs.base import Env
+from brax_concurrent.envs.base import Env, checked_key
 from brax_concurrent.envs.mixed import MixedEnv, MixedState
 from brax_concurrent.envs.state import State
 
@@ -52,29 +52,36 @@ def rollout(
 
     Args:
         env: the environments.
-        policy: see Policy; must be hashable (a function is) and traceable.
+        policy: `policy(params, obs, key) -> (action, log_prob)`, with obs (num_envs, observation_size), action
+            (num_envs, action_size) and log_prob (num_envs,); with different robots in one batch all three are dicts by
+            robot. Must be hashable (a function is) and traceable. Clip actions there if the task charges for them.
         params: the policy's parameters, any pytree.
         state: where to start.
         key: random key for the policy's draws.
         length: control steps, at least 1.
 
+    Returns:
+        A Rollout: obs, action, log_prob, reward, terminated, truncated and final_obs, each with time first, `(length,
+        num_envs, ...)`, and `state` to go on from.
+
     Raises:
-        TypeError: `env` is no environment of this package.
+        TypeError: `env` is no environment of this package, `key` is no key, or the policy returns something else.
         ValueError: length < 1, or the policy returns arrays of a wrong shape.
     """
     if not isinstance(env, (Env, MixedEnv)):
         raise TypeError(f"env: expected what bc.make returns, got {type(env).__name__}")
     if not isinstance(length, int) or length < 1:
         raise ValueError(f"length: expected a whole number of at least 1, got {length!r}")
-    return _scan(env, policy, length, params, state, key)
+    return _scan(env, policy, length, params, state, checked_key(key))
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
 def _scan(env: Any, policy: Policy, length: int, params: Any, state: Any, key: jax.Array) -> Rollout:
     def one(carry: Any, step_key: jax.Array) -> tuple[Any, tuple[Any, ...]]:
-        answer = policy(params, carry.obs, step_key)
+        answer: Any = policy(params, carry.obs, step_key)
         if not isinstance(answer, tuple) or len(answer) != 2:
-            raise ValueError(f"policy: expected (action, log_prob), got {type(answer).__name__}")
+            got = f"{len(answer)} values" if isinstance(answer, tuple) else "one value"
+            raise TypeError(f"policy: expected a tuple (action, log_prob), got {got}")
         action, log_prob = answer
         _check_log_prob(env, log_prob)
         new = env.step(carry, action)
@@ -97,5 +104,7 @@ def _check_log_prob(env: Env | MixedEnv, log_prob: Any) -> None:
         expected = {f"log_prob[{name!r}]": each.num_envs for name, each in env.envs.items()}
         got = {f"log_prob[{name!r}]": value for name, value in log_prob.items()}
     for name, num_envs in expected.items():
+        if not hasattr(got[name], "shape"):
+            raise TypeError(f"policy: expected {name} as an array of shape ({num_envs},), got {got[name]!r}")
         if got[name].shape != (num_envs,):
             raise ValueError(f"policy: expected {name} of shape ({num_envs},), got {got[name].shape}")

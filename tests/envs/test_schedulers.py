@@ -66,12 +66,19 @@ def test_resets_of_some_environments_go_through_the_window_too():
         ({"scheduler": "sw", "streams": 17}, ValueError, "streams: expected 1 to 16, got 17"),
         ({"streams": True}, TypeError, "streams: expected a whole number, got True"),
         ({"envs_per_task": 48}, ValueError, "envs_per_task: expected 0 or a multiple of 32, got 48"),
+        ({"num_envs": 1 << 40}, ValueError, "num_envs: expected at most 1073741824, got 1099511627776"),
         ({"envs_per_task": -32}, ValueError, "envs_per_task: expected 0 or a multiple of 32, got -32"),
     ],
 )
 def test_schedules_that_cannot_be_are_refused(arguments, error, message):
     with pytest.raises(error, match=message):
-        bc.make("grasp", 4, backend="cpu", **arguments)
+        bc.make("grasp", **{"num_envs": 4, "backend": "cpu", **arguments})
+
+
+def test_a_timeout_that_cannot_be_is_refused_when_the_environment_is_made(monkeypatch):
+    monkeypatch.setenv("BRAX_CONCURRENT_TIMEOUT", "soon")
+    with pytest.raises(ValueError, match="BRAX_CONCURRENT_TIMEOUT must be a positive number of seconds, got 'soon'"):
+        bc.make("grasp", 4, backend="cpu", scheduler="sw")
 
 
 def test_a_graph_needs_cuda():

@@ -185,7 +185,7 @@ def answer(log_prob: Any) -> Any:
 @pytest.mark.parametrize(
     ("policy", "error", "message"),
     [
-        (lambda p, o, k: 3, ValueError, "policy: expected (action, log_prob), got int"),
+        (lambda p, o, k: 3, TypeError, "policy: expected a tuple (action, log_prob), got one value"),
         (answer(lambda o: o["walker2d"][:, 0]), ValueError, f"policy: expected log_prob of the robots {ROBOTS}, got "),
         (
             answer(lambda o: {"walker2d": o["walker2d"][:, 0]}),
