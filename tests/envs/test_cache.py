@@ -307,7 +307,7 @@ def test_environments_that_differ_have_other_identities(monkeypatch):
     monkeypatch.setattr(program, "compile_stream", note)
     for make in VARIANTS.values():
         for kind in ("control_step", "reset_all", "reset_where", "restart"):
-            make()._compile(kind)
+            make().program(kind)
     assert None not in seen
     assert len(set(seen)) == len(seen) == 4 * len(VARIANTS)
 
