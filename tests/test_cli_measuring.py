@@ -174,4 +174,4 @@ def test_tune_prints_the_candidates_and_remembers(capsys, monkeypatch):
     assert sorted(row[1] for row in table) == sorted(GRANULARITIES)
     assert table[0][4] == "1.00x"
     assert fastest == [f"fastest: make('grasp', 32, scheduler='serial', granularity={table[0][1]!r})"]
-    assert remembered == ["remembered: make('grasp', 32, scheduler='auto') takes it from now on"]
+    assert remembered == ["remembered: make('grasp', 32) takes it from now on"]

@@ -41,5 +41,5 @@ def run(arguments: argparse.Namespace) -> int:
     print_table(rows, left=range(len(names)))
     best = ", ".join(f"{name}={value!r}" for name, value in found.settings.items())
     print(f"fastest: make({arguments.robot!r}, {found.num_envs}, {best})")
-    print(f"remembered: make({arguments.robot!r}, {found.num_envs}, scheduler='auto') takes it from now on")
+    print(f"remembered: make({arguments.robot!r}, {found.num_envs}) takes it from now on")
     return OK

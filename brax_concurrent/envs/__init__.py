@@ -6,12 +6,14 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, overload
 
+from brax_concurrent.envs.arrays import resolve_backend
 from brax_concurrent.envs.base import Env
 from brax_concurrent.envs.mixed import MixedEnv, MixedState, Robots, make_mixed
 from brax_concurrent.envs.registry import list_envs, make_task
 from brax_concurrent.envs.state import State
 from brax_concurrent.envs.task import Outcome, Task
 from brax_concurrent.envs.trace import make_tracer
+from brax_concurrent.scheduler.schedule import Schedule
 
 __all__ = ["Env", "MixedEnv", "MixedState", "Outcome", "State", "Task", "list_envs", "make"]
 
@@ -22,7 +24,7 @@ def make(
     num_envs: int = 1,
     *,
     backend: str = "auto",
-    scheduler: str = "serial",
+    scheduler: str = "auto",
     granularity: str = "auto",
     window: int | None = None,
     streams: int | None = None,
@@ -47,7 +49,7 @@ def make(
     num_envs: int = 1,
     *,
     backend: str = "auto",
-    scheduler: str = "serial",
+    scheduler: str = "auto",
     granularity: str = "auto",
     window: int | None = None,
     streams: int | None = None,
@@ -72,7 +74,7 @@ def make(
         scheduler: how the tasks of a step are put in order. "serial": program order. "sw": through an out-of-order
             window, independent tasks at once: on several CUDA streams, or on the CPU on its threads. "graph" (CUDA
             only): the step as a CUDA Graph with its true branches, captured once. All give the same bits. "auto" takes
-            what `bc.tune` measured best here, else "serial".
+            what `bc.tune` measured best here, else "serial"; for different robots on a GPU "sw".
         granularity: one task for each stage of the physics ("stage"), for each physics step ("substep") or for a
             whole control step ("step"). The results are the same, bit for bit; "auto" takes what `bc.tune` measured
             best here, else what measured best elsewhere.
@@ -104,6 +106,7 @@ def make(
         if num_envs != 1 or task_arguments:
             given = [*(["num_envs"] if num_envs != 1 else []), *task_arguments]
             raise TypeError(f"a dict has each robot's arguments, as NAME: (num_envs, arguments); got {given} beside it")
+        common |= _one_schedule(common)
         return make_mixed(name, _make_one, common | limits, make_tracer(trace, " and ".join(map(str, name))))
     task = _task(name, limits, task_arguments)
     return Env(task, num_envs, **common, tracer=make_tracer(trace, task.name))
@@ -113,6 +116,14 @@ _SETTINGS = (
     *("backend", "scheduler", "granularity", "window", "streams", "envs_per_task", "dtype", "autoreset", "threads"),
     "per_env",
 )
+
+
+def _one_schedule(common: Mapping[str, Any]) -> dict[str, Any]:
+    """The schedule of all robots of a batch, where it is not said: not what is best for one of them."""
+    chosen = {name: getattr(Schedule, name) for name in ("window", "streams", "envs_per_task") if common[name] is None}
+    if common["scheduler"] == "auto":
+        chosen["scheduler"] = "sw" if resolve_backend(common["backend"]) == "cuda" else "serial"
+    return chosen
 
 
 def _make_one(
