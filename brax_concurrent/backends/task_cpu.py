@@ -279,8 +279,12 @@ def exception_of(code: int) -> tuple[BaseException, str]:
     record = _ExceptionRecord.from_address(code)
     kind, arguments, place = serialize.loads(ctypes.string_at(record.data, record.size))
     constants = [each for each in arguments or () if not isinstance(each, ir.Value)]
-    try:
-        exception = kind(*constants)
-    except TypeError:  # a class that asks for the arguments left out
-        exception = RuntimeError(kind.__name__)
+    exception: BaseException
+    if kind is None:  # `raise` by itself: Numba does not say what it raises again
+        exception = RuntimeError("an exception raised again")
+    else:
+        try:
+            exception = kind(*constants)
+        except Exception:  # it asks for the arguments left out, or refuses those that it gets
+            exception = RuntimeError(kind.__name__)
     return exception, f"{place[1]}:{place[2]}" if place else ""

@@ -375,5 +375,11 @@ def device_of(addresses: Iterable[int]) -> Iterator[tuple[int, int]]:
 
 
 def empty(shape: int | tuple[int, ...], dtype: Any) -> Any:
-    """An array of Numba's on the current GPU, not initialised."""
+    """An array of Numba's on the current GPU, not initialised.
+
+    Raises:
+      CudaError: there is no GPU.
+    """
+    if cuda_driver.device_count() == 0:
+        raise cuda_driver.CudaError("device: expected cpu, for there is no GPU, got 'cuda'")
     return cuda.device_array(shape, dtype)

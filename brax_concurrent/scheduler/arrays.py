@@ -12,6 +12,7 @@ import numpy as np
 
 from brax_concurrent.backends.arguments import Argument, ArrayArgument, Device, ScalarArgument
 from brax_concurrent.scheduler.footprint import Segment, merged
+from brax_concurrent.scheduler.schedule import whole
 
 MEMORY = 0
 """Buffer id of all memory. Segments in it are addresses."""
@@ -50,6 +51,33 @@ def as_argument(value: Any, what: str) -> Argument:
             f"{argument.dtype} asks for, got {argument.address} and {argument.strides}"
         )
     return argument
+
+
+def checked_shape(name: str, shape: Any) -> tuple[int, ...]:
+    """The shape of an array to be made; errors name the argument.
+
+    Raises:
+      TypeError: it is no whole number or tuple of them.
+      ValueError: it is negative.
+    """
+    sizes = tuple(whole(name, size) for size in (shape if isinstance(shape, (tuple, list)) else (shape,)))
+    if min(sizes, default=0) < 0:
+        raise ValueError(f"{name}: expected sizes of 0 or more, got {shape!r}")
+    return sizes
+
+
+def checked_dtype(name: str, dtype: Any) -> np.dtype:
+    """The dtype of an array to be made; errors name the argument.
+
+    Raises:
+      TypeError: it is none of DTYPES.
+    """
+    try:
+        found = np.dtype(dtype)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"{name}: expected a dtype of {', '.join(DTYPES)}, got {dtype!r}") from error
+    _dtype_name(found, name)
+    return found
 
 
 def _scalar(value: Any, what: str) -> ScalarArgument:

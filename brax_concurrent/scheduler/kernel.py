@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, overload
 
@@ -75,19 +75,24 @@ def kernel(
       fastmath: floating-point operations may be reordered and contracted.
 
     Raises:
-      TypeError: the function is compiled already, or its parameters are not all plain and without default.
+      TypeError: the function is compiled already, its parameters are not all plain and without default, reads or writes
+        are no names, or boundscheck or fastmath is neither True nor False.
       ValueError: reads or writes name something that is no parameter, or a parameter has a reserved name.
     """
+    reads, writes = _once(reads), _once(writes)
 
     def declare(function: Callable[..., None]) -> Kernel:
         name, parameters = _parameters(function)
+        for what, flag in (("boundscheck", boundscheck), ("fastmath", fastmath)):
+            if not isinstance(flag, bool):
+                raise TypeError(f"kernel {name}: {what}: expected True or False, got {flag!r}")
         known = reads is not None or writes is not None
         return Kernel(
             function,
             name,
             parameters,
-            _names(name, "reads", reads or (), parameters) if known else None,
-            _names(name, "writes", writes or (), parameters) if known else None,
+            _names(name, "reads", reads, parameters) if known else None,
+            _names(name, "writes", writes, parameters) if known else None,
             boundscheck,
             fastmath,
         )
@@ -114,9 +119,16 @@ def _parameters(function: Any) -> tuple[str, tuple[str, ...]]:
     return name, tuple(each.name for each in parameters[1:])
 
 
+def _once(names: Any) -> Any:
+    """`reads` or `writes` as a tuple, if they can be: a generator gives its names only once."""
+    return tuple(names) if isinstance(names, Iterable) and not isinstance(names, (str, bytes)) else names
+
+
 def _names(kernel: str, what: str, names: Any, parameters: tuple[str, ...]) -> frozenset[str]:
     """Checked names of `reads` or `writes`."""
-    if isinstance(names, str) or not all(isinstance(each, str) for each in names):
+    if names is None:  # the other one is given
+        return frozenset()
+    if not isinstance(names, tuple) or not all(isinstance(each, str) for each in names):
         raise TypeError(f'kernel {kernel}: {what}: expected a tuple of names such as ("a",), got {names!r}')
     for each in names:
         if each not in parameters:

@@ -38,7 +38,7 @@ class Schedule:
     envs_per_task: int = 0
 
     def __post_init__(self) -> None:
-        if self.scheduler not in SCHEDULERS:
+        if not isinstance(self.scheduler, str) or self.scheduler not in SCHEDULERS:
             raise ValueError(f"scheduler: expected one of {SCHEDULERS}, got {self.scheduler!r}")
         for name, low, high in (("window", 1, MAX_SLOTS), ("streams", 1, MAX_STREAMS)):
             value = whole(name, getattr(self, name))

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import operator
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -21,11 +20,11 @@ from brax_concurrent.backends.arguments import Argument, ArgumentType, ArrayArgu
 from brax_concurrent.backends.cpu_program import cores
 from brax_concurrent.backends.cuda_program import MAX_STREAMS
 from brax_concurrent.scheduler import graph, task_list
-from brax_concurrent.scheduler.arrays import as_argument, is_jax, segments
+from brax_concurrent.scheduler.arrays import as_argument, checked_dtype, checked_shape, is_jax, segments
 from brax_concurrent.scheduler.footprint import EVERYTHING, Footprint, merged
 from brax_concurrent.scheduler.kernel import Kernel
 from brax_concurrent.scheduler.records import TASK
-from brax_concurrent.scheduler.schedule import SCHEDULERS, schedulers_on
+from brax_concurrent.scheduler.schedule import SCHEDULERS, schedulers_on, whole
 from brax_concurrent.scheduler.scratch import Scratch
 from brax_concurrent.scheduler.task import Task
 from brax_concurrent.scheduler.trace import Timeline, checked_path
@@ -123,16 +122,19 @@ class TaskStream:
           A NumPy array, or with device="cuda" one of Numba's on the current GPU.
 
         Raises:
-          ValueError: there is no such device.
+          TypeError: the shape is no whole number or tuple of them, or kernels take no such dtype.
+          ValueError: there is no such device, or the shape is negative.
+          CudaError: there is no GPU.
         """
         if device not in ("cpu", "cuda"):
             raise ValueError(f"device: expected cpu or cuda, got {device!r}")
+        sizes, items = checked_shape("shape", shape), checked_dtype("dtype", dtype)
         if device == "cpu":
-            array = np.empty(shape, dtype)
+            array = np.empty(sizes, items)
         else:
             from brax_concurrent.backends import task_cuda
 
-            array = task_cuda.empty(shape, dtype)
+            array = task_cuda.empty(sizes, items)
         argument = as_argument(array, "TaskStream.empty")
         if isinstance(argument, ArrayArgument):
             self._scratch.append(Scratch(argument))
@@ -152,14 +154,15 @@ class TaskStream:
           The task's place in the stream.
 
         Raises:
-          TypeError: the kernel is none, arguments are missing or unknown, or one has an unsupported type.
+          TypeError: the kernel is none, units is no whole number, arguments are missing or unknown, or one has an
+            unsupported type.
           ValueError: an argument does not fit the kernel's declaration, is read-only but written, or is on another
             device; units is negative; the task writes its predicate.
         """
         if not isinstance(kernel, Kernel):
             raise TypeError(f"kernel: expected a function declared with @bc.kernel, got {type(kernel).__name__}")
         label = f"kernel {kernel.name}"
-        count = operator.index(units)
+        count = whole(f"{label}: units", units)
         if not 0 <= count < 1 << 63:
             raise ValueError(f"{label}: units must be from 0 to {(1 << 63) - 1}, got {units}")
         if set(arguments) != set(kernel.parameters):
@@ -207,7 +210,7 @@ class TaskStream:
           The timeline if there is a trace, else None.
 
         Raises:
-          TypeError: trace is no path.
+          TypeError: a number is no whole one, or trace is no path.
           ValueError: an argument is out of range, the stream's device has no such scheduler, or a task reads scratch
             memory that none before it writes, the trace
             cannot be written there, or the stream is on a GPU and cannot be traced.
@@ -215,20 +218,19 @@ class TaskStream:
           KernelError: a kernel does not compile, or stores into an array that it does not declare.
           TaskError: a kernel raised an exception. What was written until then stays.
           RuntimeError: of "sw": no task ended for 120 seconds, or for BRAX_CONCURRENT_TIMEOUT seconds if that is set in
-            the environment. The message names what was waited for; it goes on running.
+            the environment. The message names what was waited for; it goes on running, and on the CPU keeps its arrays
+            alive.
+          KeyboardInterrupt: of "sw" on the CPU: when the tasks have ended that ran as it came. A second one does not
+            wait for them.
           CudaError: the driver refused something; a launch that failed is named.
         """
-        if scheduler not in SCHEDULERS:
+        if not isinstance(scheduler, str) or scheduler not in SCHEDULERS:
             raise ValueError(f"scheduler: expected one of {', '.join(SCHEDULERS)}, got {scheduler!r}")
         device = self._device or "cpu"
         if scheduler not in schedulers_on(device):
             offered = ", ".join(schedulers_on(device))
             raise ValueError(f"scheduler: expected one of {offered} for arrays on the {device}, got {scheduler!r}")
-        for name, value, most in (("window", window, MAX_SLOTS), ("streams", streams, MAX_STREAMS)):
-            if not 1 <= operator.index(value) <= most:
-                raise ValueError(f"{name} must be from 1 to {most}, got {value}")
-        if operator.index(threads) < 0:
-            raise ValueError(f"threads must not be negative, got {threads}")
+        _check_numbers(window, streams, threads)
         path = None if trace is None else checked_path("trace", trace)
         if path is not None and self._device == "cuda":
             raise ValueError("trace: tasks are recorded on the CPU only, and this stream's arrays are on a GPU")
@@ -253,7 +255,8 @@ class TaskStream:
 
     def to_dot(self, name: str = "stream") -> str:
         """The graph of tasks that wait for each other, in the DOT language, for Graphviz."""
-        return graph.to_dot(self._tasks, graph.reduced(graph.dependencies(self._tasks)), name=name)
+        upstream = [task.waits_for for task in list_stream(self._tasks, self._footprints())]
+        return graph.to_dot(self._tasks, upstream, name=name)
 
     # -- recording --
 
@@ -280,17 +283,18 @@ class TaskStream:
         """
         while self._scratch and self._checked < len(self._calls):
             call = self._calls[self._checked]
-            reads, writes = call.reads(), call.writes()
-            for name, each in reads.items():
+            for name, each in call.reads().items():
+                if call.units == 0 and name != "predicate":  # only that is looked at
+                    continue
                 if not all(scratch.written(each) for scratch in self._scratch):
                     raise ValueError(
                         f"task {self._checked}, kernel {call.kernel.name}: {name}: reads memory of TaskStream.empty "
                         "that no task before it writes"
                     )
-            for scratch in self._scratch:
+            for scratch in self._scratch if call.units else ():
                 if not call.kernel.declared:
                     scratch.write_all()
-                for each in writes.values():
+                for each in call.writes().values():
                     scratch.write(each)
             self._checked += 1
 
@@ -313,7 +317,8 @@ class TaskStream:
                 window, threads = 1, 1
             names = tuple(task.kernel for task in self._tasks)
             columns = (table.code, table.args, table.first_unit, table.num_units, table.predicate)
-            listed = task_list.TaskTable(*columns, names, table.owners)
+            # A task that never ends outlives the run and the stream, and writes to its arrays.
+            listed = task_list.TaskTable(*columns, names, (table.owners, *self._calls))
             failure = task_list.run_tasks(listed, self._footprints(), threads=threads, window=window, records=records)
         if failure is not None:
             index, code = failure
@@ -389,6 +394,15 @@ class TaskStream:
         names = ", ".join(name for name, each in call.arguments.items() if isinstance(each, ArrayArgument))
         message = f"task {index}, kernel {call.kernel.name} on the arrays ({names}), unit {unit}: {said}"
         return TaskError(message, index, call.kernel.name, unit)
+
+
+def _check_numbers(window: int, streams: int, threads: int) -> None:
+    """Hold the numbers of a run against their ranges."""
+    for name, value, most in (("window", window, MAX_SLOTS), ("streams", streams, MAX_STREAMS)):
+        if not 1 <= whole(name, value) <= most:
+            raise ValueError(f"{name} must be from 1 to {most}, got {value}")
+    if whole("threads", threads) < 0:
+        raise ValueError(f"threads must not be negative, got {threads}")
 
 
 def _as_predicate(value: Any, what: str) -> ArrayArgument:

@@ -5,18 +5,21 @@ The engine is that of streams.py (engine.py); here the stream is a table, and it
 
 from __future__ import annotations
 
+import ctypes
 import functools
-import operator
+import time
 from collections.abc import Callable
+from concurrent.futures import FIRST_COMPLETED, Future
+from concurrent.futures import wait as wait_for
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numba import carray, njit
 
-from brax_concurrent.backends import intrinsics, native
+from brax_concurrent.backends import helpers, intrinsics, native
 from brax_concurrent.backends.cpu_program import cores
-from brax_concurrent.backends.cpu_run import aligned_words, participate_all
+from brax_concurrent.backends.cpu_run import aligned_words
 from brax_concurrent.backends.intrinsics import (
     call_task,
     load_i32,
@@ -29,6 +32,7 @@ from brax_concurrent.backends.intrinsics import (
 from brax_concurrent.backends.native import OK, STUCK, WORD, compile_callback, source_hash
 from brax_concurrent.scheduler import engine, window
 from brax_concurrent.scheduler.engine import (
+    LANE_DONE,
     LANE_WORDS,
     MOST,
     NOBODY,
@@ -61,6 +65,7 @@ from brax_concurrent.scheduler.engine import (
     wait,
     words_at,
 )
+from brax_concurrent.scheduler.schedule import whole
 from brax_concurrent.scheduler.window import (
     ISSUED,
     MAX_SLOTS,
@@ -80,11 +85,13 @@ JOB_ROWS, JOB_SEGMENTS, JOB_OFFSETS, JOB_EVERYTHING = 8, 9, 10, 11  # of `Encode
 JOB_RECORDS = 12  # address of the records, 0: none
 JOB_FAILED_TASK, JOB_FAILED_CODE = 13, 14  # of the tasks that returned an error, the first in program order
 JOB_STUCK = 15  # mask of the slots whose tasks ran when the run was given up
-JOB_STUCK_TASKS = 16  # the task in each slot then
+JOB_HALT = 16  # for `halt`: the status that the run shall end with
+JOB_STUCK_TASKS = 24  # the task in each slot when the run was given up
 JOB_WORDS = JOB_STUCK_TASKS + MAX_SLOTS
 
 FAILED = 4  # a status besides those of native.py: a task returned an error
 RECORD_COLUMNS = 4  # task, lane, begin, end
+_SLICE = 0.1  # seconds after which a caller that waits looks at the run, and Python at its signals
 BATCH_BYTES, QUEUE_BYTES = WORD * MOST, WORD * MAX_SLOTS
 
 _COLUMNS = ("code", "args", "first_unit", "num_units", "predicate")
@@ -261,10 +268,29 @@ def _make_participate(magic: int) -> Callable[[int], int]:
     return participate
 
 
+def _make_halt(magic: int) -> Callable[[int], int]:
+    def halt(job: int) -> int:
+        state, size = job + WORD * JOB_WORDS, load_i64(job + WORD * JOB_WINDOW)
+        masks, tasks = masks_at(state + WORD * STATE_MASKS, 2), words_at(state + WORD * STATE_TASKS, size)
+        lock(state)
+        status, wanted = load_i64(state + WORD * STATE_STATUS), load_i64(job + WORD * JOB_HALT)
+        if wanted == STUCK and status != STUCK:
+            _give_up(job, state, tasks, masks)
+        elif status == OK:
+            stop(state, masks, wanted)
+        is_over(state, masks)
+        unlock(state)
+        return OK
+
+    return halt
+
+
 @functools.cache
-def _participate() -> Any:
+def _callback(make: Callable[[int], Callable[[int], int]]) -> tuple[Callable[[int], int], Any]:
+    """A compiled function of a job, to call without the GIL, and what keeps its code alive."""
     magic = source_hash(*(module.__file__ for module in (engine, window, native, intrinsics)), __file__)
-    return compile_callback(_make_participate(magic))
+    code = compile_callback(make(magic))
+    return ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)(code.address), code
 
 
 # --- running -----------------------------------------------------------------------------------
@@ -278,7 +304,7 @@ def run_tasks(
     window: int = 32,
     records: np.ndarray | None = None,
 ) -> tuple[int, int] | None:
-    """Run tasks, out of order where their footprints allow it, on this thread and others, without the GIL.
+    """Run tasks, out of order where their footprints allow it, on threads besides the calling one, without the GIL.
 
     The results are those of program order, bit for bit, whatever the numbers below.
 
@@ -295,11 +321,14 @@ def run_tasks(
       waited for, and of several that failed this is the first in program order.
 
     Raises:
+      TypeError: a number is no whole one.
       ValueError: a number is out of range, or lengths or shapes do not fit.
       RuntimeError: no task ended for 120 seconds, or for BRAX_CONCURRENT_TIMEOUT seconds if that is set in the
-        environment. The message names the tasks that were waited for; those go on running.
+        environment. The message names the tasks that were waited for; those go on running, and keep what the table
+        owns alive.
+      KeyboardInterrupt: after those tasks have ended that ran when it came; it can be repeated.
     """
-    threads, window = operator.index(threads), operator.index(window)
+    threads, window = whole("threads", threads), whole("window", window)
     if not 1 <= window <= MAX_SLOTS:
         raise ValueError(f"window must be from 1 to {MAX_SLOTS}, got {window}")
     if threads < 0:
@@ -324,9 +353,64 @@ def run_tasks(
     job[JOB_RECORDS] = 0 if records is None else records.ctypes.data
     job[JOB_FAILED_TASK] = -1
     participants = min(threads or cores(), window, len(table))
-    status = participate_all(_participate().address, job, participants, (table, kept, records))[0]
+    status = _participate_all(job, participants, (table, kept, records), timeout)
     if status == STUCK:
         stuck = [int(job[JOB_STUCK_TASKS + slot]) for slot in range(window) if int(job[JOB_STUCK]) >> slot & 1]
         names = ", ".join(table.name(task) for task in sorted(stuck))
         raise RuntimeError(f"no task ended for {timeout // 10**6} ms; waited for {names}")
     return None if status == OK else (int(job[JOB_FAILED_TASK]), int(job[JOB_FAILED_CODE]))
+
+
+def _participate_all(job: np.ndarray, threads: int, kept: object, timeout: int) -> int:
+    """Have so many threads take part in a job, and wait for them; returns its status.
+
+    The calling thread is none of them: it can give up when all of them are stuck, and be interrupted. Each holds on to
+    `job` and to what `kept` refers to until it ends. Where no thread can start, the calling thread does the work.
+    """
+    (participate, _), (halt, _) = _callback(_make_participate), _callback(_make_halt)
+
+    def take_part(_: object = kept) -> int:
+        return participate(job.ctypes.data)
+
+    def end(status: int) -> None:
+        job[JOB_HALT] = status
+        halt(job.ctypes.data)
+
+    started: list[Future[int]] = []
+    try:
+        try:
+            for _ in range(threads):
+                started.append(helpers.start(take_part))
+        except RuntimeError:  # no more threads, or the interpreter shuts down: fewer will do
+            if not started:
+                return take_part()
+        if not _wait_bounded(job, started, timeout):
+            end(STUCK)
+    except BaseException:  # KeyboardInterrupt, or whatever a handler of a signal raises
+        end(FAILED)
+        try:
+            if not _wait_bounded(job, started, timeout):
+                end(STUCK)
+        except BaseException:  # once more: leave those that run behind
+            end(STUCK)
+            raise
+        raise
+    return int(job[JOB_WORDS + STATE_STATUS])
+
+
+def _wait_bounded(job: np.ndarray, started: list[Future[int]], timeout: int) -> bool:
+    """Wait until all participants have left; False if no task ends for `timeout` ns, or one of them says so."""
+    done_words = JOB_WORDS + STATE_LANE + LANE_DONE + LANE_WORDS * np.arange(int(job[JOB_WINDOW]))
+    places = np.concatenate(([JOB_WORDS + STATE_RETIRED], done_words))
+    waited, before, seen = 0, time.monotonic_ns(), job[places]
+    while waited <= timeout and job[JOB_WORDS + STATE_STATUS] != STUCK:
+        if wait_for(started, min(_SLICE, timeout / 16e9), FIRST_COMPLETED).done:
+            # Who has left has seen that nothing is left to do. Nobody waits for those that have not begun.
+            started = [each for each in started if not each.done() and not each.cancel()]
+            if not started:
+                return bool(job[JOB_WORDS + STATE_STATUS] != STUCK)
+        now, found = time.monotonic_ns(), job[places]
+        # As in engine.py: a process that was stopped for a while has not waited.
+        waited = waited + min(now - before, timeout // 16 + 1) if np.array_equal(found, seen) else 0
+        before, seen = now, found
+    return False

@@ -9,6 +9,8 @@ from numba import njit
 from task_kernels import answers, anything, axpy, copy, fill, on_gpu, through_a_view, undeclared, unknown_name
 
 import brax_concurrent as bc
+from brax_concurrent.backends.cuda_driver import device_count
+from brax_concurrent.scheduler.schedule import Schedule
 
 X, Y = np.ones(4), np.zeros(4)
 READONLY = np.zeros(4)
@@ -45,6 +47,24 @@ def nothing(): ...
             TypeError,
             r"kernel good: writes: expected a tuple of names .*, got \(1,\)",
         ),
+        *(
+            (
+                lambda what=what, names=names: bc.kernel(**{what: names})(good),
+                TypeError,
+                f"kernel good: {what}: expected a tuple of names .*, got {names!r}$",
+            )
+            for what in ("reads", "writes")
+            for names in (5, 0, "", b"x", False)
+        ),
+        *(
+            (
+                lambda what=what, flag=flag: bc.kernel(reads=("x",), **{what: flag})(good),
+                TypeError,
+                f"kernel good: {what}: expected True or False, got {flag!r}$",
+            )
+            for what in ("boundscheck", "fastmath")
+            for flag in ("no", 1, None)
+        ),
         (lambda: bc.kernel(njit(good)), TypeError, "expected a Python function, got CPUDispatcher: give the plain"),
         (lambda: bc.kernel("x"), TypeError, "kernel: expected a Python function, got str"),
         (lambda: bc.kernel(nothing), TypeError, "kernel nothing: expected the unit as first parameter"),
@@ -72,7 +92,10 @@ PREDICATE = "kernel copy: predicate: expected an array of one int32, got"
     [
         (good, {"units": 1}, TypeError, r"kernel: expected a function declared with @bc.kernel, got function"),
         (copy, {"units": -1, "x": X, "y": Y}, ValueError, "kernel copy: units must be from 0 to .*, got -1"),
-        (copy, {"units": 1.5, "x": X, "y": Y}, TypeError, "float"),
+        *(
+            (copy, {"units": units, "x": X, "y": Y}, TypeError, f"copy: units: expected a whole number, got {units!r}$")
+            for units in (1.5, "3", None, True)
+        ),
         (copy, {"units": 1, "x": X}, TypeError, r"kernel copy: expected the arguments \(x, y\), got \(x\)"),
         (copy, {"units": 1, "x": X, "z": Y}, TypeError, r"kernel copy: expected the arguments \(x, y\), got \(x, z\)"),
         (
@@ -206,6 +229,50 @@ def test_runs(arguments, message):
         bc.TaskStream().run(**arguments)
 
 
+@pytest.mark.parametrize("name", ["window", "streams", "threads"])
+@pytest.mark.parametrize("value", [2.5, "3", True, None])
+def test_numbers_of_a_run_are_whole(name, value):
+    with pytest.raises(TypeError, match=f"^{name}: expected a whole number, got {value!r}$"):
+        bc.TaskStream().run(**{name: value})
+
+
+def test_a_scheduler_is_a_name():
+    with pytest.raises(ValueError, match=r"^scheduler: expected one of serial, sw, graph, got array\("):
+        bc.TaskStream().run(np.array(["sw", "serial"]))
+    with pytest.raises(ValueError, match=r"^scheduler: expected one of .*, got array\("):
+        Schedule(np.array(["sw", "serial"]))
+
+
+def test_names_may_come_from_a_generator():
+    decorator = bc.kernel(reads=(name for name in "x"), writes=(name for name in "y"))
+    for _ in range(2):
+        kernel = decorator(good)
+        assert (kernel.reads, kernel.writes) == ({"x"}, {"y"})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ((-1,), ValueError, "shape: expected sizes of 0 or more, got -1"),
+        (((2, -1),), ValueError, r"shape: expected sizes of 0 or more, got \(2, -1\)"),
+        *(((shape,), TypeError, f"shape: expected a whole number, got {shape!r}") for shape in (None, "x", 2.5, True)),
+        ((4, "nope"), TypeError, "dtype: expected a dtype of bool, .*, got 'nope'"),
+        ((4, object), TypeError, "dtype: expected a dtype of bool, .*, got object"),
+    ],
+)
+def test_scratch_memory_that_cannot_be(arguments, error, message):
+    stream = bc.TaskStream()
+    with pytest.raises(error, match=f"^{message}$"):
+        stream.empty(*arguments)
+    assert stream.empty((2, 3), "int16").shape == (2, 3)
+
+
+@pytest.mark.skipif(device_count() > 0, reason="there is a GPU")
+def test_scratch_memory_on_no_gpu():
+    with pytest.raises(RuntimeError, match="^device: expected cpu, for there is no GPU, got 'cuda'$"):
+        bc.TaskStream().empty(4, device="cuda")
+
+
 def test_scratch_memory_that_nobody_wrote():
     stream = bc.TaskStream()
     scratch = stream.empty(4)
@@ -220,6 +287,17 @@ def test_scratch_memory_that_nobody_wrote():
         flagged.run()
     with pytest.raises(ValueError, match="device: expected cpu or cuda, got 'tpu'"):
         stream.empty(1, device="tpu")
+
+
+@pytest.mark.parametrize("kernel", [copy, anything])
+def test_a_task_of_no_units_writes_no_scratch_memory(kernel):
+    stream = bc.TaskStream()
+    scratch = stream.empty(4)
+    stream.add(kernel, units=0, x=scratch, y=scratch)
+    stream.run()
+    stream.add(copy, units=4, x=scratch, y=Y)
+    with pytest.raises(ValueError, match="task 1, kernel copy: argument x: reads memory of TaskStream.empty"):
+        stream.run()
 
 
 def test_scratch_memory_is_checked_byte_by_byte():

@@ -2,6 +2,8 @@
 
 import ctypes
 import dataclasses
+import signal
+import threading
 import time
 
 import numpy as np
@@ -15,7 +17,6 @@ from toy_programs import compiled
 from brax_concurrent.backends.intrinsics import (
     atomic_add,
     atomic_load,
-    call_address,
     give_way,
     load_i32,
     load_i64,
@@ -172,33 +173,89 @@ def test_of_several_errors_the_first_in_program_order_is_told():
     assert run_tasks(table_of(fail_both, args, 2), encode(independent(2)), threads=2) == (0, 10)
 
 
-def hold_others(args, first_unit, num_units):
-    """As tests/holding.py: whoever is not the caller does not end."""
+def hold(args, first_unit, num_units):
+    """Do not end, for 20 s, until the second word is set. The first one counts who is held."""
     begin = monotonic_ns()
-    if call_address(load_i64(args + 8), 0) == load_i64(args):
-        while atomic_load(args + 16) == 0:
-            give_way()
-        return 0
-    atomic_add(args + 16, 1)
-    while atomic_load(args + 24) == 0 and monotonic_ns() - begin < 20 * 10**9:
+    atomic_add(args, 1)
+    while atomic_load(args + 8) == 0 and monotonic_ns() - begin < 20 * 10**9:
         give_way()
-    atomic_add(args + 16, -1)
+    atomic_add(args, -1)
     return 0
 
 
-def test_a_task_that_never_ends_is_named(monkeypatch):
-    monkeypatch.setenv("BRAX_CONCURRENT_TIMEOUT", "0.3")
-    this_thread = ctypes.CDLL(None).pthread_self
-    this_thread.restype = ctypes.c_int64
-    args = np.array([this_thread(), ctypes.cast(this_thread, ctypes.c_void_p).value, 0, 0], np.int64)
-    table = table_of(hold_others, args, 2, names=("left", "right"))
-    with pytest.raises(RuntimeError, match=r"no task ended for 300 ms; waited for task (0 \(left\)|1 \(right\))$"):
-        run_tasks(table, encode(independent(2)), threads=2)
-    args[3] = 1
+def let_go(args):
+    """Wait until nobody is held."""
+    args[1] = 1
     deadline = time.monotonic() + 20
-    while args[2]:
+    while args[0]:
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    ("threads", "count", "names"),
+    [(1, 1, r"task 0 \(t0\)"), (2, 2, r"task 0 \(t0\), task 1 \(t1\)"), (3, 1, r"task 0 \(t0\)")],
+)
+def test_a_task_that_never_ends_is_named_whoever_runs_it(monkeypatch, threads, count, names):
+    monkeypatch.setenv("BRAX_CONCURRENT_TIMEOUT", "0.3")
+    args = np.zeros(2, np.int64)
+    table = table_of(hold, args, count, names=tuple(f"t{i}" for i in range(count)))
+    begin = time.monotonic()
+    with pytest.raises(RuntimeError, match=f"no task ended for 300 ms; waited for {names}$"):
+        run_tasks(table, encode(independent(count)), threads=threads)
+    assert 0.3 < time.monotonic() - begin < 10
+    assert args[0] == count
+    # Threads that are held are nobody's loss.
+    free = np.zeros(1, np.int64)
+    assert run_tasks(table_of(meet, free, 2), encode(independent(2)), threads=2) is None
+    let_go(args)
+
+
+def test_a_long_chain_is_no_task_that_never_ends(monkeypatch):
+    monkeypatch.setenv("BRAX_CONCURRENT_TIMEOUT", "0.5")
+    args = np.zeros(1, np.int64)
+    assert run_tasks(table_of(linger, args, 60), encode(chain(60)), threads=1) is None
+    assert args[0] == 60
+
+
+def linger(args, first_unit, num_units):
+    """Take 20 ms."""
+    begin = monotonic_ns()
+    while monotonic_ns() - begin < 20 * 10**6:
+        give_way()
+    atomic_add(args, 1)
+    return 0
+
+
+def after(seconds, function):
+    """Call a function on another thread."""
+    timer = threading.Timer(seconds, function)
+    timer.start()
+    return timer
+
+
+def test_an_interrupt_stops_the_run_when_the_running_tasks_have_ended():
+    args = np.zeros(1, np.int64)
+    run_tasks(table_of(linger, args, 1), encode(chain(1)))
+    after(0.2, lambda: signal.raise_signal(signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt):
+        run_tasks(table_of(linger, args, 200), encode(chain(200)), threads=2)
+    ran = int(args[0])
+    assert 1 < ran < 200
+    time.sleep(0.1)
+    assert args[0] == ran
+
+
+def test_a_second_interrupt_leaves_a_task_behind():
+    args = np.zeros(2, np.int64)
+    for seconds in (0.2, 0.6):
+        after(seconds, lambda: signal.raise_signal(signal.SIGINT))
+    begin = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        run_tasks(table_of(hold, args, 1), encode(chain(1)))
+    assert 0.5 < time.monotonic() - begin < 10
+    assert args[0] == 1
+    let_go(args)
 
 
 def set_cell(args, first_unit, num_units):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -11,6 +12,7 @@ import pytest
 from task_kernels import Exported, anything, axpy, copy, count, fallible, fill, on_gpu, shifted, talkative
 
 import brax_concurrent as bc
+from brax_concurrent.scheduler import graph
 from brax_concurrent.scheduler.footprint import Hazard, hazards
 from brax_concurrent.scheduler.graph import dependencies
 from brax_concurrent.scheduler.schedule import schedulers_on
@@ -195,6 +197,40 @@ def test_what_an_exception_says_at_run_time_is_left_out():
         stream.run()
 
 
+class PickyError(Exception):
+    """An exception that cannot be made again."""
+
+    def __init__(self, *arguments):
+        raise KeyError(f"no exception of {arguments}")
+
+
+@bc.kernel(writes=("y",))
+def raises_picky(unit, y):
+    if unit == 2:
+        raise PickyError
+    y[unit] = 1
+
+
+@bc.kernel(writes=("y",))
+def raises_again(unit, y):
+    if unit == 2:
+        raise
+    y[unit] = 1
+
+
+@pytest.mark.parametrize("scheduler", schedulers_on("cpu"))
+@pytest.mark.parametrize(
+    ("kernel", "said"), [(raises_picky, "PickyError"), (raises_again, "an exception raised again")]
+)
+def test_an_exception_that_cannot_be_made_is_told_in_words(scheduler, kernel, said):
+    stream = bc.TaskStream()
+    stream.add(kernel, units=4, y=np.zeros(4))
+    with pytest.raises(
+        bc.TaskError, match=rf"task 0, kernel {kernel.name} .*, unit 2: RuntimeError: {said} \(.*:\d+\)$"
+    ):
+        stream.run(scheduler)
+
+
 def random_stream(rng, memory, flags):
     """A stream on views of one memory, and the same calls as (kernel, units, arguments, predicate)."""
     stream, calls = bc.TaskStream(), []
@@ -267,6 +303,23 @@ def test_any_order_that_the_footprints_allow_gives_the_same_bits(seed):
     in_python(calls, order)
     assert np.array_equal(memory, expected[0])
     assert np.array_equal(flags, expected[1])
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_graph_is_drawn_as_if_every_pair_were_compared(seed):
+    stream = start(seed)[3]
+    plain = graph.reduced(graph.dependencies(stream.tasks))
+    assert stream.to_dot("name") == graph.to_dot(stream.tasks, plain, name="name")
+
+
+def test_the_graph_of_a_long_stream_takes_seconds():
+    rows, stream, rng = np.zeros((200, 4)), bc.TaskStream(), np.random.default_rng(0)
+    for one, other in rng.integers(0, 200, (3000, 2)):
+        stream.add(copy, units=4, x=rows[one], y=rows[other])
+    assert bc.TaskStream().to_dot().startswith("digraph")  # compiles what the next line runs
+    begin = time.monotonic()
+    stream.to_dot()
+    assert time.monotonic() - begin < 8  # it takes 0.4 s; comparing every pair in Python took 18 s
 
 
 def test_a_stream_on_a_gpu_is_recorded_without_one():
