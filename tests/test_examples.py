@@ -27,6 +27,11 @@ CASES = {
         {"num_envs": 32, "steps": 10},
         r"(\w+ scaled by less than 0.8: \d\.\d\d m from the start; by more: \d\.\d\d m\n){2}",
     ),
+    "gymnasium_vector.py": (
+        {"num_envs": 8, "steps": 20, "max_episode_steps": 10},
+        r"160 steps: obs \(20, 8, 17\), actions \(20, 8, 6\), float32\n"
+        r"16 episodes, mean return -?\d\.\d\d; 16 bootstrapped\n",
+    ),
     "random_rollout.py": (
         {"num_envs": 8, "steps": 20},
         r"160 steps, mean reward -0\.\d+\nafter 1 s they are between -?[\d.]+ m and -?[\d.]+ m from the start\n",
