@@ -24,6 +24,7 @@ class ReferenceWorld:
     """
 
     def __init__(self, fields: Mapping[str, Field], num_envs: int, user: Mapping[str, np.ndarray] | None = None):
+        self.precision = "f64"
         self._num_envs = num_envs
         self._mask: np.ndarray = np.ones(num_envs, bool)
         self._loops: list[np.ndarray] = []

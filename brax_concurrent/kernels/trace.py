@@ -93,6 +93,7 @@ class TracingWorld:
         precision: str,
     ):
         self.builder = Builder(precision)
+        self.precision = precision
         self.written: Facts = {}
         self.touched: dict[str, dict[str, None]] = {"read": {}, "write": {}}
         self._kernel = self._stage = kernel

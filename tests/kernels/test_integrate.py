@@ -98,6 +98,7 @@ def test_what_runge_kutta_expects_of_the_next_evaluation():
     """That qacc changes over half a step as it did over the last: from the middle of this step or of the one before."""
     robot = without_constraints("ant")
     world = physics.world_of(robot, physics.random_states(robot.mj, 3))
+    world.precision = "f32"
     world.put("rk4_trend", np.zeros_like(world.get("rk4_trend")))
     found, expected = [], [world.get("qacc_warmstart")]
     for _ in range(2):
@@ -110,6 +111,19 @@ def test_what_runge_kutta_expects_of_the_next_evaluation():
     a, b = found[:4], found[4:]
     wanted = [a[0], a[1], a[2] + a[1] - a[0], a[3], b[0] + a[3] - a[2], b[1], b[2] + b[1] - b[0], b[3]]
     np.testing.assert_allclose(expected[1:], wanted, rtol=1e-12, atol=1e-9)
+
+
+def test_in_double_precision_all_evaluations_start_where_mujocos_do():
+    robot = without_constraints("ant")
+    world = physics.world_of(robot, physics.random_states(robot.mj, 3))
+    before, seen = world.get("qacc_warmstart"), []
+    for k in step_kernels(robot):
+        world.run(k, robot.view)
+        if k is EVALUATE[-1]:
+            np.testing.assert_array_equal(world.get("qacc_warmstart"), before)
+            seen.append(world.get("qacc"))
+    assert len(seen) == 4
+    np.testing.assert_array_equal(world.get("qacc_warmstart"), seen[-1])
 
 
 @pytest.mark.parametrize("speed", [1e-3, 10, 300])

@@ -155,10 +155,14 @@ def test_rollouts(env, state):
 
     with pytest.raises(ValueError, match="length: expected a whole number of at least 1, got 0"):
         rollout(lambda params, obs, key: (ZERO, jnp.zeros(4)), 0)
-    with pytest.raises(ValueError, match=r"policy: expected \(action, log_prob\), got"):
+    with pytest.raises(TypeError, match=r"policy: expected a tuple \(action, log_prob\), got one value"):
         rollout(lambda params, obs, key: ZERO)
     with pytest.raises(ValueError, match=r"policy: expected log_prob of shape \(4,\), got \(3,\)"):
         rollout(lambda params, obs, key: (ZERO, jnp.zeros(3)))
+    with pytest.raises(TypeError, match=r"policy: expected log_prob as an array of shape \(4,\), got None"):
+        rollout(lambda params, obs, key: (ZERO, None))
+    with pytest.raises(TypeError, match="key: expected a JAX random key"):
+        bc.rollout(env, lambda params, obs, key: (ZERO, jnp.zeros(4)), None, state, 1, 2)
     with pytest.raises(ValueError, match=r"action: expected float32\[4, 1\], got float32\[2, 1\]"):
         rollout(lambda params, obs, key: (ZERO[:2], jnp.zeros(4)))
     with pytest.raises(TypeError, match=r"env: expected what bc.make returns, got object"):

@@ -54,7 +54,7 @@ streams_of_ops = st.lists(st.integers(0, 4), min_size=1, max_size=12)
 pairs = st.sets(st.tuples(st.integers(0, 4), st.integers(0, 4)))
 
 
-@settings(max_examples=60, deadline=None, phases=(Phase.explicit, Phase.generate))
+@settings(max_examples=30, deadline=None, phases=(Phase.explicit, Phase.generate))
 @given(streams_of_ops, pairs, st.sampled_from(["serial", "sw", "graph"]), st.integers(1, 64), st.integers(1, 16))
 def test_every_conflicting_pair_is_ordered_and_every_task_is_launched_once(ops, conflicts, scheduler, window, streams):
     part = make_part(ops, conflicts, unit_tiles=1)
