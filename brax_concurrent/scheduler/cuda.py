@@ -168,6 +168,7 @@ def launch_program(program: CudaProgram, addresses: Sequence[int], arena: int, n
     run = ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * 6)(_run().address)
     error = run(program.address, num_envs, words.ctypes.data, arena, stream, report.ctypes.data)
     if error != 0:
+        report[CALL_ERROR] = error  # where there was no memory for a call, nothing was noted
         raise cuda_driver.CudaError(explain_failure(program, report, num_envs))
 
 
