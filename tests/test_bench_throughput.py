@@ -240,7 +240,7 @@ def test_the_newest_and_the_best_are_drawn(drawn_from):
 
 
 # Matplotlib 3.10 calls pyparsing by names that its newer versions deprecate.
-@pytest.mark.filterwarnings("ignore:.* deprecated - use:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*deprecated.*use:DeprecationWarning")
 def test_a_picture_of_one_device(drawn_from, monkeypatch, tmp_path):
     matplotlib = pytest.importorskip("matplotlib")
     seen = []
