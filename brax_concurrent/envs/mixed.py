@@ -153,7 +153,6 @@ class MixedEnv:
         schedules = {name: env.schedule for name, env in envs.items()}
         if len(set(schedules.values())) > 1:
             raise ValueError(f"envs: expected one schedule for all, got {schedules}")
-        self._schedule = next(iter(schedules.values()))
         self._programs: dict[str, Program] = {}
         self._tracer = tracer
 

@@ -81,6 +81,16 @@ def test_a_timeout_that_cannot_be_is_refused_when_the_environment_is_made(monkey
         bc.make("grasp", 4, backend="cpu", scheduler="sw")
 
 
+def test_robots_of_a_batch_get_one_schedule_whatever_was_tuned(monkeypatch):
+    said = {"scheduler": "auto", "window": None, "streams": 3, "envs_per_task": None, "backend": "auto"}
+    monkeypatch.setattr(bc.envs, "resolve_backend", lambda backend: "cuda")
+    chosen = {**said, **bc.envs._one_schedule(said)}
+    assert chosen == {"scheduler": "sw", "window": 32, "streams": 3, "envs_per_task": 0, "backend": "auto"}
+    monkeypatch.setattr(bc.envs, "resolve_backend", lambda backend: "cpu")
+    assert bc.envs._one_schedule(said)["scheduler"] == "serial"
+    assert "scheduler" not in bc.envs._one_schedule({**said, "scheduler": "graph"})
+
+
 def test_a_graph_needs_cuda():
     assert schedulers_on("cuda") == SCHEDULERS
     assert schedulers_on("cpu") == ("serial", "sw")

@@ -8,7 +8,8 @@ import numpy as np
 import physics
 import pytest
 
-from brax_concurrent.backends.program import walk
+from brax_concurrent.backends import cuda
+from brax_concurrent.backends.program import Barrier, walk
 from brax_concurrent.kernels import step
 from brax_concurrent.kernels.fuse import Choose, Repeat, fused, unrolled
 from brax_concurrent.kernels.kernel import Kernel, kernel
@@ -105,3 +106,38 @@ def test_turns_choose_their_kernel() -> None:
         arrays = {"y": np.zeros((5, 1), np.float32)}
         run_compiled(kernels, {"b": Field((1,), "test")}, arrays)
         assert (arrays["y"] == 123).all()
+
+
+def test_a_barrier_parts_the_stages_on_a_gpu_and_changes_no_lane() -> None:
+    """What keeps warps together: one before every stage, in every turn of a repetition; none of it is pruned."""
+
+    @kernel(writes=("b",))
+    def start(m: Any, w: Any) -> None:
+        w.b[0] = 1.0
+
+    @kernel(reads=("b",), writes=("b",))
+    def double(m: Any, w: Any) -> None:
+        w.b[0] = w.b[0] * 2.0
+
+    @kernel(reads=("b",), writes=("user.y",))
+    def end(m: Any, w: Any) -> None:
+        w.user.y[0] = w.b[0]
+
+    arrays = {"y": np.zeros((5, 1), np.float32)}
+    special = run_compiled([fused("all", [start, Repeat(3, (double,)), end])], {"b": Field((1,), "test")}, arrays)
+    assert (arrays["y"] == 8).all()
+    program = special.programs["all"]
+    assert sum(isinstance(item, Barrier) for item in walk(program.root)) == 4  # start, the loop, double, end
+    ptx = cuda.compile_kernel(program).ptx
+    assert "bar.sync" in ptx
+    assert "exit;" in ptx  # threads without an environment leave, or the others would wait for them
+    assert ptx.count("%globaltimer") == 2
+
+
+def test_a_barrier_that_not_all_lanes_reach_is_refused() -> None:
+    def stray(m: Any, w: Any) -> None:
+        with w.when(w.user.y[0] > 0.0):
+            w.barrier()
+
+    with pytest.raises(ValueError, match=r"a barrier must not stand under w.when"):
+        run_compiled([Kernel("stray", stray, ("user.y",), ())], {}, {"y": np.zeros((5, 1), np.float32)})
