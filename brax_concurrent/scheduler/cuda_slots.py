@@ -229,9 +229,8 @@ def admit(functions: int, pool: int, window: Any, mask: Any, near: bool) -> Any:
 
     Args:
         mask: its upstream mask.
-        near: whether to stay on the stream of the newest task that it waits for. A GPU takes longer to go on with a
-            task that waits for another stream's event than with the next one of the same stream: short tasks that form
-            chains should stay, long ones and those that spread out should not.
+        near: whether to stay on the stream of the newest task that it waits for, which needs the fewest events, or to
+            leave it where something else has come behind that task.
 
     Returns:
         The slot, and 0 or an error. The task is to be launched on `stream_of` the slot.
