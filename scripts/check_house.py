@@ -15,7 +15,7 @@ FILE_LIMIT = 500
 FUNCTION_LIMIT = 70
 PACKAGE = Path(__file__).parents[1] / "brax_concurrent"
 # What a function is decorated with, the last part of the name, if it is compiled.
-COMPILED = {"njit", "jit", "cfunc", "intrinsic", "overload", "kernel"}
+COMPILED = {"njit", "jit", "cfunc", "intrinsic", "overload", "kernel", "device_function"}
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -19,12 +19,16 @@ from typing import Any
 from llvmlite import ir
 
 from brax_concurrent.backends import nvvm
-from brax_concurrent.backends.llvm import I8, I64, TILE, Emitter
+from brax_concurrent.backends.cuda_program import RECORD_FIRST_BUFFER, RECORD_NUM_ENVS
+from brax_concurrent.backends.llvm import I8, I32, I64, TILE, Emitter
+from brax_concurrent.backends.native import WORD
 from brax_concurrent.backends.objects import ObjectCache
 from brax_concurrent.backends.program import Store, Value, walk
 
 DEFAULT_CAPABILITY = (9, 0)  # what is compiled for where there is no GPU
 _SYMBOL = "kernel"
+_LOAD_SHARED = ir.FunctionType(I64, [I64])
+TASK_TYPES = (I64, I64, I32, I64, I32, I32, I32, I32)  # what a kernel as a function takes, see function_ir
 
 
 @dataclass(frozen=True)
@@ -119,6 +123,62 @@ def emit_lane(
     Emitter(builder, program, 1, builder.inttoptr(start, memory), lane, env, num_envs, user, gpu=gpu).emit()
 
 
+def function_ir(program: Any, symbol: str = _SYMBOL, per_step: Collection[str] = ()) -> str:
+    """One kernel as a function that the dispatcher calls (scheduler/dispatcher.py), in NVVM's dialect of LLVM IR.
+
+    It takes (record: int64 offset in shared memory, arena: int64 address of the tile's, lane: int32, env: int64, there:
+    int32, step: int32, barrier: int32, threads: int32); see cuda_dispatch.py for what they are.
+
+    Args:
+        program: the LaneProgram.
+        symbol: what the function is called.
+        per_step: the arrays of which each step has its own, one behind the other.
+    """
+    module = nvvm.new_module(symbol)
+    function = ir.Function(module, ir.FunctionType(ir.VoidType(), TASK_TYPES), symbol)
+    builder = ir.IRBuilder(function.append_basic_block("entry"))
+    record, arena, lane, env, there, step, meeting, threads = function.args
+
+    memory = ir.PointerType(I8, 1)
+    arrays = _Arrays(builder, program, record, step, per_step)
+    Emitter(
+        *(builder, program, 1, builder.inttoptr(arena, memory), builder.sext(lane, I64), env, None, arrays),
+        gpu=True,
+        valid=builder.icmp_signed("!=", there, I32(0)),
+        meeting=(meeting, threads),
+    ).emit()
+    builder.ret_void()
+    return str(module)
+
+
+class _Arrays:
+    """Where a function finds the user's arrays: their addresses are loaded where they are used.
+
+    All at the start would take two registers each for as long as the function runs.
+    """
+
+    def __init__(self, builder: Any, program: Any, record: Any, step: Any, per_step: Collection[str]):
+        self._builder, self._program, self._record, self._step = builder, program, record, step
+        self._per_step, self._known = per_step, dict[tuple[Any, str], Any]()
+        self._places = {name: index for index, name in enumerate(program.user)}
+
+    def __getitem__(self, name: str) -> Any:
+        key = (self._builder.block, name)
+        if key not in self._known:
+            address = self._word(RECORD_FIRST_BUFFER + self._places[name])
+            if name in self._per_step:
+                columns, dtype = self._program.user[name]
+                item = {"b": 1, "i": 4, "f": 4 if self._program.layout.precision == "f32" else 8}[dtype]
+                rows = self._builder.mul(self._builder.sext(self._step, I64), self._word(RECORD_NUM_ENVS))
+                address = self._builder.add(address, self._builder.mul(rows, I64(columns * item)))
+            self._known[key] = self._builder.inttoptr(address, ir.PointerType(I8, 1))
+        return self._known[key]
+
+    def _word(self, index: int) -> Any:
+        address = self._builder.add(self._record, I64(WORD * index))
+        return self._builder.asm(_LOAD_SHARED, "ld.volatile.shared.b64 $0, [$1];", "=l,l", [address], True)
+
+
 def compile_kernel(program: Any, compute_capability: tuple[int, int] = DEFAULT_CAPABILITY) -> CudaKernel:
     """Compile one kernel, without the disk. No GPU is needed.
 
@@ -140,6 +200,34 @@ def in_parallel(function: Any, items: Sequence[Any]) -> list[Any]:
     """The function's results for all items, on as many threads as there are cores: NVIDIA's compilers drop the GIL."""
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         return list(pool.map(function, items))
+
+
+@dataclass(frozen=True)
+class Function:
+    """A kernel as a function of a larger program.
+
+    Attributes:
+        symbol: what it is called, a hash of what it was made from. text: its code in NVVM's dialect of LLVM IR.
+    """
+
+    symbol: str
+    text: str
+
+
+def functions(specialized: Any, per_step: Collection[str] = ()) -> Mapping[str, Function]:
+    """All kernels of a specialised stream that do anything as functions, by name.
+
+    Args:
+        specialized: what kernels.specialize.specialize returned.
+        per_step: the arrays of which each step has its own.
+    """
+    found = {}
+    for program in specialized.programs.values():
+        if program.root.body:
+            text = function_ir(program, per_step=per_step)
+            symbol = "f" + hashlib.sha256(text.encode()).hexdigest()[:24]
+            found[program.name] = Function(symbol, text.replace(f'@"{_SYMBOL}"', f'@"{symbol}"'))
+    return found
 
 
 def compile_programs(

@@ -45,6 +45,7 @@ class Functions:
     graph_launch: int = 0
     graph_destroy: int = 0
     graph_drop: int = 0
+    fill: int = 0
 
     @classmethod
     def of_driver(cls) -> Functions:
@@ -78,12 +79,14 @@ DRIVER_NAMES = (
     "cuGraphLaunch",
     "cuGraphDestroy",
     "cuGraphExecDestroy",
+    "cuMemsetD32Async",
 )
 # The place of each function in `Functions.words`.
 F_LAUNCH, F_COPY, F_EXPLAIN, F_DEVICE, F_RECORD, F_WAIT, F_QUERY = range(7)
 F_GRAPH_CREATE, F_GRAPH_ADD, F_GRAPH_INSTANTIATE, F_GRAPH_SET, F_GRAPH_LAUNCH, F_GRAPH_DESTROY, F_GRAPH_DROP = range(
     7, 14
 )
+F_FILL = 14
 
 
 def _pointer(builder: Any, word: Any) -> Any:
@@ -121,6 +124,16 @@ def launch_kernel(typingctx, function, kernel, grid, block, stream, parameters):
 def copy_async(typingctx, function, target, source, size, stream):
     """cuMemcpyDtoDAsync_v2: copy bytes on the GPU when the stream comes to it."""
     return types.int64(*[types.int64] * 5), _codegen(lambda b, args: [*args[:3], _pointer(b, args[3])])
+
+
+@intrinsic
+def fill_async(typingctx, function, target, value, words, stream):
+    """cuMemsetD32Async: fill int32 words on the GPU when the stream comes to it."""
+
+    def convert(builder, args):
+        return [args[0], builder.trunc(args[1], I32), args[2], _pointer(builder, args[3])]
+
+    return types.int64(*[types.int64] * 5), _codegen(convert)
 
 
 @intrinsic

@@ -15,6 +15,8 @@ from ctypes import byref, c_char_p, c_int, c_uint, c_void_p
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 _MULTIPROCESSORS, _MAJOR, _MINOR = 16, 75, 76  # CU_DEVICE_ATTRIBUTE_*
 _LOCAL_BYTES, _REGISTERS = 3, 4  # CU_FUNC_ATTRIBUTE_*
 
@@ -168,6 +170,27 @@ def make_resident(kernels: Iterable[Kernel]) -> None:
                     call("cuKernelGetFunction", byref(function), c_void_p(kernel.handle), doing=doing)
                     if hasattr(_library(), "cuFuncLoad"):  # since driver 550
                         call("cuFuncLoad", function, doing=doing)
+
+
+def shared_words(count: int) -> np.ndarray:
+    """int32 words, zeros, that the host and all GPUs see at one address. They stay for ever: a kernel may write late.
+
+    Raises:
+        CudaError: there is no GPU, or no memory.
+    """
+    portable_and_mapped = 1 | 2  # CU_MEMHOSTALLOC_PORTABLE, CU_MEMHOSTALLOC_DEVICEMAP
+    host = c_void_p()
+    with primary_context():
+        call(
+            "cuMemHostAlloc",
+            byref(host),
+            ctypes.c_size_t(4 * count),
+            portable_and_mapped,
+            doing="allocating host memory",
+        )
+    words = np.ctypeslib.as_array((ctypes.c_int32 * count).from_address(host.value or 0))
+    words[:] = 0
+    return words
 
 
 @contextlib.contextmanager

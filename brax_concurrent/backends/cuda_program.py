@@ -19,11 +19,11 @@ from brax_concurrent.backends.cpu_program import BufferSpec
 from brax_concurrent.backends.cuda_calls import Functions
 from brax_concurrent.backends.native import TILE, WORD
 
-MODES = ("serial", "sw", "graph")
-SERIAL, WINDOW, GRAPH = range(3)  # their places
+MODES = ("serial", "sw", "graph", "hw")
+SERIAL, WINDOW, GRAPH, DISPATCHED = range(4)  # their places
 
 # A program's descriptor: int64 words. Lists lie behind the parts; who refers to one gives its offset in bytes.
-DESC_MODE = 0  # SERIAL, WINDOW or GRAPH
+DESC_MODE = 0  # SERIAL, WINDOW, GRAPH or DISPATCHED
 DESC_PARTS = 1  # number of parts
 DESC_TOTAL_ENVS = 2  # environments of all parts, 0: one part for any number
 DESC_FUNCTIONS = 3  # address of the driver's functions, see cuda_calls.Functions
@@ -34,7 +34,14 @@ DESC_TRACE = 8  # address of a block of trace rows (cuda_trace.py), 0: nothing i
 DESC_MULTIPROCESSORS = 9
 DESC_TIMEOUT = 10  # nanoseconds that the host waits for the GPU to free a slot
 DESC_BUFFERS, DESC_PARAMETERS = 11, 12  # of all parts; most of one launch
-DESC_FIRST_PART = 16
+# Of a program of the dispatcher (scheduler/cuda_dispatch.py):
+DESC_KERNEL = 13  # handle of its one kernel
+DESC_WARPS = 14  # most warps of a block
+DESC_GANG = 15  # warps of a gang, 0: by the number of tiles
+DESC_POLICY = 16
+DESC_CONTROL_BYTES = 17  # of scratch memory, behind the arenas
+DESC_ERRORS = 18  # address of its error cell, which the host and the GPU see
+DESC_FIRST_PART = 24
 PART_ENVS = 0  # 0: those of the call
 PART_OPS, PART_FIRST_OP = 1, 2  # number of ops; offset of the first
 PART_ARENA_BYTES = 3  # of one tile
@@ -52,6 +59,7 @@ OP_WORDS = 6
 
 # A unit's record: the values of parameters, int64 words. From RECORD_FIRST_BUFFER on the buffers' addresses.
 RECORD_ARENA, RECORD_NUM_ENVS, RECORD_LANES, RECORD_STAMP, RECORD_FIRST_BUFFER = 0, 1, 2, 3, 4
+RECORD_ORDER = RECORD_LANES  # under hw: address of an int32 for each environment, or 0; see scheduler/dispatcher.py
 
 WARP, DEFAULT_BLOCK, MAX_BLOCK = 32, 128, 1024
 MAX_WINDOW, MAX_STREAMS = 64, 16
@@ -159,7 +167,7 @@ class CudaProgram:
     @property
     def captured(self) -> bool:
         """Whether XLA may capture its launches into a command buffer."""
-        return int(self.desc[DESC_MODE]) == SERIAL and not self.traced
+        return int(self.desc[DESC_MODE]) in (SERIAL, DISPATCHED) and not self.traced
 
     @property
     def inputs(self) -> tuple[BufferSpec, ...]:
@@ -172,12 +180,14 @@ class CudaProgram:
         return tuple(spec for spec in self.buffers if spec.access != "read")
 
     def scratch_bytes(self, num_envs: int) -> int:
-        """Bytes of all arenas."""
-        return sum(-(-(part.num_envs or num_envs) // TILE) * part.arena_bytes for part in self.parts)
+        """Bytes of all arenas, and of what the dispatcher counts with."""
+        arenas = sum(-(-(part.num_envs or num_envs) // TILE) * part.arena_bytes for part in self.parts)
+        return arenas + int(self.desc[DESC_CONTROL_BYTES])
 
     def content(self) -> tuple[object, ...]:
         """What must be equal in programs of one fingerprint: all but addresses."""
-        knobs = [DESC_WINDOW, DESC_STREAMS] if int(self.desc[DESC_MODE]) == WINDOW else []
+        mode = int(self.desc[DESC_MODE])
+        knobs = {WINDOW: [DESC_WINDOW, DESC_STREAMS], DISPATCHED: [DESC_WINDOW, DESC_GANG, DESC_POLICY]}.get(mode, [])
         settings = self.desc[[DESC_MODE, DESC_TOTAL_ENVS, DESC_MULTIPROCESSORS, *knobs]].tolist()
         return tuple(part.content() for part in self.parts), tuple(settings)
 
@@ -195,6 +205,7 @@ def build_program(
     graphs: int = 0,
     functions: Functions | None = None,
     owners: Sequence[object] = (),
+    dispatch: Mapping[int, int] | None = None,
 ) -> CudaProgram:
     """A program from its parts.
 
@@ -208,6 +219,7 @@ def build_program(
         pools, graphs: addresses for DESC_POOLS and DESC_GRAPHS.
         functions: what to launch and copy with; None: the CUDA driver.
         owners: what must stay alive as long as the program is used.
+        dispatch: of mode "hw": words DESC_KERNEL to DESC_ERRORS, and DESC_PARAMETERS, by their places.
 
     Raises:
         ValueError: a number is out of range, a buffer is not known, or one is written that all environments share.
@@ -242,6 +254,7 @@ def build_program(
         DESC_TIMEOUT: timeout_ns,
         DESC_BUFFERS: len(buffers),
         DESC_PARAMETERS: max((RECORD_FIRST_BUFFER + len(op.arguments) for p in parts for op in p.ops), default=0),
+        **(dispatch or {}),
     }
     desc, kept = _Writer(parts).write(words)
     return CudaProgram(desc, fingerprint, buffers, tuple(parts), (table, *kept, *owners))

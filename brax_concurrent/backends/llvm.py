@@ -51,12 +51,15 @@ class Emitter:
         lane_offset: i64, first lane of this vector within the tile.
         env: i64 index of the first lane's environment.
         num_envs: i64 number of environments.
-        user: i8 pointers to the user arrays by name.
+        user: i8 pointers to the user arrays by name; looked up where they are used.
         gpu: whether this is NVVM IR: pointers are to global memory.
+        valid: scalar code: an i1, whether what is stored into user arrays is wanted; None: it is.
+        meeting: on a GPU: the i32 number of a barrier and how many threads meet there; None: all of the block.
     """
 
     def __init__(self, builder: Any, program: Any, lanes: int, arena: Any, lane_offset: Any, env: Any, num_envs: Any,
-                 user: dict[str, Any], gpu: bool = False):  # fmt: skip
+                 user: Any, gpu: bool = False, valid: Any = None, meeting: Any = None):  # fmt: skip
+        self.meeting = meeting
         self.b, self.program, self.layout, self.lanes = builder, program, program.layout, lanes
         self.user, self.num_envs, self.gpu = user, num_envs, gpu
         self.space = 1 if gpu else 0  # global memory
@@ -76,7 +79,7 @@ class Emitter:
         self.live_slot: Any = None
         self.rows: RowCopier | None = None
         self.env = env
-        self.env_lane, self.env_valid = self._environments(env, num_envs)
+        self.env_lane, self.env_valid = (env, valid) if lanes == 1 else self._environments(env, num_envs)
         self.arrays = UserArrays(self)
 
     # -- types and constants -----------------------------------------------------------------------------------------
@@ -178,7 +181,7 @@ class Emitter:
             elif isinstance(item, Break):
                 self.leave(item.cond)
             elif isinstance(item, Barrier) and self.gpu:
-                nvvm.barrier(self.b)
+                nvvm.barrier(self.b, self.meeting)
         if self.rows is not None:
             self.rows.leave(block)
 
@@ -338,12 +341,7 @@ class Emitter:
     # -- memory ------------------------------------------------------------------------------------------------------
 
     def _environments(self, env: Any, num_envs: Any) -> tuple[Any, Any]:
-        """Index of each lane's environment (the last one for lanes beyond it) and which lanes have one of their own.
-
-        Scalar code runs for environments that there are only.
-        """
-        if self.lanes == 1:
-            return env, None
+        """Index of each lane's environment (the last one for lanes beyond it) and which lanes have one of their own."""
         last = self.b.sub(num_envs, I64(1))
         lane = self.b.add(self.splat(env), self.iota(I64, 1))
         valid = self.b.icmp_signed("<", lane, self.splat(num_envs))

@@ -8,6 +8,7 @@ into drivers at least as new as the compiler only: therefore it is machine code 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from typing import Any
@@ -71,9 +72,13 @@ def _void(builder: Any, symbol: str) -> Any:
     return builder.call(known or ir.Function(builder.module, ir.FunctionType(ir.VoidType(), []), symbol), [])
 
 
-def barrier(builder: Any) -> None:
-    """Wait for all threads of the block that have not left the kernel."""
-    _void(builder, "llvm.nvvm.barrier0")
+def barrier(builder: Any, meeting: tuple[Any, Any] | None = None) -> None:
+    """Wait for all threads of the block that have not left the kernel, or for so many at the barrier of a number."""
+    if meeting is None:
+        _void(builder, "llvm.nvvm.barrier0")
+        return
+    kind = ir.FunctionType(ir.VoidType(), [_I32, _I32])
+    builder.asm(kind, "bar.sync $0, $1;", "r,r,~{memory}", list(meeting), True)
 
 
 def leave_kernel(builder: Any) -> None:
@@ -88,17 +93,29 @@ def stamp_time(builder: Any, op: str, address: Any) -> None:
     builder.asm(kind, text, "l,~{memory}", [address], True)
 
 
-def new_kernel(symbol: str, arguments: int) -> tuple[Any, Any]:
-    """A module with one kernel of so many int64 arguments, and that function."""
+def new_module(name: str) -> Any:
+    """A module in NVVM's dialect."""
     nvvm = _libraries()[0]
-    module = ir.Module(name=symbol)
+    module = ir.Module(name=name)
     module.triple, module.data_layout = TRIPLE, DATA_LAYOUT
-    kind = ir.FunctionType(ir.VoidType(), [ir.IntType(64)] * arguments)
-    function = ir.Function(module, kind, symbol)
-    mark = module.add_metadata((function, ir.MetaDataString(module, "kernel"), _I32(1)))
-    module.add_named_metadata("nvvm.annotations", mark)
     version = module.add_metadata([_I32(number) for number in nvvm.ir_version()])
     module.add_named_metadata("nvvmir.version", version)
+    return module
+
+
+def mark_kernel(function: Any, threads: int = 0) -> None:
+    """Make a function of a module a kernel, of blocks of at most so many threads; 0: of any number."""
+    module = function.module
+    words = [function, ir.MetaDataString(module, "kernel"), _I32(1)]
+    words += [ir.MetaDataString(module, "maxntidx"), _I32(threads)] if threads else []
+    module.add_named_metadata("nvvm.annotations", module.add_metadata(words))
+
+
+def new_kernel(symbol: str, arguments: int) -> tuple[Any, Any]:
+    """A module with one kernel of so many int64 arguments, and that function."""
+    module = new_module(symbol)
+    function = ir.Function(module, ir.FunctionType(ir.VoidType(), [ir.IntType(64)] * arguments), symbol)
+    mark_kernel(function)
     return module, function
 
 
@@ -130,11 +147,23 @@ def compiler_of(ptx: str) -> str:
     return found[1] if found else "unknown"
 
 
-def compile_ptx(text: str, name: str, compute_capability: tuple[int, int]) -> str:
-    """PTX of a module in NVVM's dialect of LLVM IR.
+def inlined(text: str, symbol: str) -> str:
+    """A module whose function of that name is written into the functions of other modules that call it.
+
+    The modules must come in the order in which they call each other: what nobody has called yet is dropped.
+    """
+    pattern = rf"define (\w+) (@\"{re.escape(symbol)}\"\([^)]*\))"
+    changed, count = re.subn(pattern, r"define linkonce_odr \1 \2 alwaysinline", text)
+    if count != 1:
+        raise CompileError(f"expected one function {symbol} in its module, got {count}")
+    return changed
+
+
+def compile_ptx(text: str | Sequence[str], name: str, compute_capability: tuple[int, int]) -> str:
+    """PTX of a module, or of several as one, in NVVM's dialect of LLVM IR.
 
     Args:
-        text: the module.
+        text: the module or modules.
         name: what messages call it.
         compute_capability: of the device that it is for.
 
@@ -144,10 +173,11 @@ def compile_ptx(text: str, name: str, compute_capability: tuple[int, int]) -> st
     """
     nvvm, _ = _libraries()
     options = [f"-arch=compute_{compute_capability[0]}{compute_capability[1]}", "-opt=3", "-ftz=1"]
-    data = text.encode()
     program = nvvm.create_program()
     try:
-        nvvm.add_module_to_program(program, data, len(data), name)
+        for index, module in enumerate([text] if isinstance(text, str) else text):
+            data = module.encode()
+            nvvm.add_module_to_program(program, data, len(data), f"{name}.{index}")
         try:
             nvvm.compile_program(program, len(options), options)
         except nvvm.nvvmError as error:

@@ -61,7 +61,12 @@ class UserArrays:
             new = self._e.b.zext(new, I8 if self._e.lanes == 1 else ir.VectorType(I8, self._e.lanes))
         if self._e.lanes == 1:
             pointer = ir.PointerType(kind, self._e.space) if self._e.space else ir.PointerType(kind)
-            self._e.b.store(new, self._e.b.bitcast(self._e.b.gep(base, [offset]), pointer))
+            target = self._e.b.bitcast(self._e.b.gep(base, [offset]), pointer)
+            if self._e.env_valid is None:
+                self._e.b.store(new, target)
+            else:
+                with self._e.b.if_then(self._e.env_valid):
+                    self._e.b.store(new, target)
         else:
             mask = self._e.env_valid if self._e.mask is None else self._e.b.and_(self._e.mask, self._e.env_valid)
             if self._e.program.user[place.name][0] == 1:

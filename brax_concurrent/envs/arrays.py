@@ -56,13 +56,13 @@ def resolve_granularity(granularity: str, backend: str, scheduler: str = "serial
     return "stage" if backend == "cpu" and scheduler == "serial" else "step"
 
 
-def resolve_schedule(backend: str, scheduler: str, **knobs: int) -> Schedule:
+def resolve_schedule(backend: str, scheduler: str, **knobs: Any) -> Schedule:
     """The schedule that arguments of `make` ask for; TypeError or ValueError, naming the argument, if it cannot be."""
     schedule = Schedule(scheduler, **knobs)
     if scheduler == "sw":
         timeout_ns()  # a setting in the environment that cannot be is reported here
     if scheduler in NEED_CUDA and backend != "cuda":
-        raise ValueError("scheduler: 'graph' is a CUDA Graph and needs backend='cuda'; use 'sw' or 'serial' on the CPU")
+        raise ValueError(f"scheduler: {scheduler!r} needs backend='cuda'; use 'sw' or 'serial' on the CPU")
     return schedule
 
 

@@ -93,7 +93,9 @@ def compile_env(env: Env, kind: str) -> Program:
     if env.backend == "cpu":
         return _scheduled(tile_program(env, kind), env._threads, env.schedule)
     make_stream, identity = env.stream(kind)
-    return compile_cuda(make_stream, env.dtype.name, identity, env.schedule)
+    # What is done once in an episode is not worth a dispatcher of its own.
+    schedule = env.schedule if env.scheduler != "hw" or kind == "control_step" else Schedule()
+    return compile_cuda(make_stream, env.dtype.name, identity, schedule)
 
 
 def compile_mixed(parts: Sequence[tuple[str, Env, float]], kind: str, threads: int) -> Program:
@@ -109,13 +111,25 @@ def compile_mixed(parts: Sequence[tuple[str, Env, float]], kind: str, threads: i
     if first.backend == "cpu":
         limits = [limit for limit in (threads, *(env._threads for _, env, _ in parts)) if limit]
         return _scheduled(tile_composite(parts, kind), min(limits, default=0), first.schedule)
+    if first.schedule.scheduler == "hw" and kind == "control_step":
+        return _dispatch_mixed(parts, kind)
+    schedule = first.schedule if first.schedule.scheduler != "hw" else Schedule("sw")
     cuda_parts = []
     for name, env, _ in parts:
         own = env.program(kind)
         assert isinstance(own, CudaProgram)
         cuda_parts.append(replace(own.parts[0], name=name, num_envs=env.num_envs))
     work = [work for *_, work in parts]
-    return program_cuda.schedule_parts(cuda_parts, first.schedule, cuda_driver.multiprocessors(), work)
+    return program_cuda.schedule_parts(cuda_parts, schedule, cuda_driver.multiprocessors(), work)
+
+
+def _dispatch_mixed(parts: Sequence[tuple[str, Env, float]], kind: str) -> CudaProgram:
+    loaded = []
+    for name, env, _ in parts:
+        make_stream, identity = env.stream(kind)
+        own = _functions(make_stream, env.dtype.name, identity)
+        loaded.append(replace(own, part=replace(own.part, name=name, num_envs=env.num_envs)))
+    return program_cuda.dispatch_parts(loaded, parts[0][1].schedule, [work for *_, work in parts])
 
 
 def tile_composite(parts: Sequence[tuple[str, Env, float]], kind: str) -> TileComposite:
@@ -182,6 +196,9 @@ def compile_cuda(
         CudaError: there is no GPU, or it refuses the code.
         ImportError: the code is not on disk, and NVIDIA's compilers are not installed.
     """
+    schedule = schedule or Schedule()
+    if schedule.scheduler == "hw":
+        return program_cuda.dispatch_parts([_functions(make_stream, dtype, identity)], schedule)
     capability = cuda_driver.compute_capability()
 
     def make() -> bytes:
@@ -189,7 +206,17 @@ def compile_cuda(
         return program_cuda.pack(stream, _PRECISIONS[dtype], buffers_of(stream, dtype), capability)
 
     part = program_cuda.load_part(_kept(identity, dtype, cuda.target(capability), make))
-    return program_cuda.schedule_parts([part], schedule or Schedule(), cuda_driver.multiprocessors())
+    return program_cuda.schedule_parts([part], schedule, cuda_driver.multiprocessors())
+
+
+def _functions(make_stream: Callable[[], Stream], dtype: str, identity: str | None) -> program_cuda.Functions:
+    """A stream as functions for the dispatcher."""
+
+    def make() -> bytes:
+        stream = make_stream()
+        return program_cuda.pack_functions(stream, _PRECISIONS[dtype], buffers_of(stream, dtype))
+
+    return program_cuda.load_functions(_kept(identity, dtype, "functions", make))
 
 
 def _kept(identity: str | None, dtype: str, target: str, make: Callable[[], bytes]) -> bytes:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from brax_concurrent.backends import cuda, cuda_driver
 from brax_concurrent.backends.cpu_program import BufferSpec
+from brax_concurrent.backends.cuda_dispatch import SLOTS
+from brax_concurrent.backends.cuda_link import DispatchPart
 from brax_concurrent.backends.cuda_program import WARP, CudaOp, CudaPart, CudaProgram
 from brax_concurrent.backends.native import TILE
 from brax_concurrent.envs.stream import Stream
 from brax_concurrent.kernels.specialize import specialize, touched
 from brax_concurrent.scheduler.cuda import compile_cuda
+from brax_concurrent.scheduler.cuda_dispatch import load_dispatch
 from brax_concurrent.scheduler.footprint import conflicts
 from brax_concurrent.scheduler.graph import reduced
 from brax_concurrent.scheduler.schedule import Schedule
@@ -74,6 +77,55 @@ def load_part(packed: bytes, *, block: int = 0, lanes: int = WARP) -> CudaPart:
         conflicts=pairs,
         block=block or (_LARGE_BLOCK if largest > _LARGEST_CODE else _BLOCK),
         lanes=lanes,
+    )
+
+
+def pack_functions(stream: Stream, dtype: str, buffers: Sequence[BufferSpec]) -> bytes:
+    """A stream as functions that the dispatcher calls, as a line of JSON; needs no GPU. See `pack`."""
+    special = specialize(stream.kernels, stream.view, stream.fields, stream.user, dtype)
+    code = cuda.functions(special)
+    header = {
+        "kernels": {n: [each.symbol, [], *touched(special.programs[n])] for n, each in code.items()},
+        "ops": [k.name for k in stream.kernels if k.name in code],
+        "arena_bytes": special.layout.arena_bytes,
+        "buffers": [asdict(b) for b in buffers],
+        "code": {each.symbol: each.text for each in code.values()},
+    }
+    return json.dumps(header).encode()
+
+
+@dataclass(frozen=True)
+class Functions:
+    """A stream as functions for the dispatcher: what the dispatcher needs, and the part that a program has."""
+
+    dispatched: DispatchPart
+    part: CudaPart
+
+
+def load_functions(packed: bytes) -> Functions:
+    """What `pack_functions` made."""
+    header = json.loads(packed)
+    buffers = tuple(BufferSpec(**{**b, "shape": tuple(b["shape"])}) for b in header["buffers"])
+    pairs, upstream = _dependencies(header, TileLayout(header["arena_bytes"], buffers))
+    symbols = {name: value[0] for name, value in header["kernels"].items()}
+    functions = tuple(cuda.Function(symbols[name], header["code"][symbols[name]]) for name in header["ops"])
+    dispatched = DispatchPart(functions, (-1,) * len(functions), pairs, len(buffers), header["arena_bytes"])
+    ops = tuple(CudaOp(cuda_driver.Kernel(name, symbols[name], 0), ()) for name in header["ops"])
+    return Functions(dispatched, CudaPart(ops, header["arena_bytes"], buffers, upstream, pairs))
+
+
+def dispatch_parts(parts: Sequence[Functions], schedule: Schedule, work: Sequence[float] = (1.0,)) -> CudaProgram:
+    """A program of the dispatcher; `work` as for schedule_parts."""
+    shared = [replace(each.dispatched, share=share) for each, share in zip(parts, work, strict=True)]
+    loaded = load_dispatch(
+        shared, cuda_driver.compute_capability(), gang=schedule.envs_per_task // TILE, policy=schedule.policy
+    )
+    return compile_cuda(
+        [each.part for each in parts],
+        "hw",
+        window=min(schedule.window, SLOTS),
+        multiprocessors=cuda_driver.multiprocessors(),
+        dispatch=loaded,
     )
 
 

@@ -15,7 +15,9 @@ import llvmlite.binding as llvm
 from numba import njit
 
 from brax_concurrent.backends.cuda_calls import F_COPY, F_EXPLAIN, copy_async, explain_error
+from brax_concurrent.backends.cuda_dispatch import E_SLOT
 from brax_concurrent.backends.cuda_program import (
+    DESC_ERRORS,
     DESC_FUNCTIONS,
     DESC_TIMEOUT,
     DESC_TOTAL_ENVS,
@@ -70,6 +72,7 @@ from brax_concurrent.interop.ffi_frame import (
 )
 from brax_concurrent.scheduler import cuda as cuda_scheduler
 from brax_concurrent.scheduler.cuda import launch_call
+from brax_concurrent.scheduler.cuda_dispatch import STUCK
 from brax_concurrent.scheduler.cuda_slots import BUSY_POOL, NO_MEMORY, NO_POOL, TIMED_OUT
 from brax_concurrent.scheduler.cuda_streams import (
     CALL_ERROR,
@@ -92,6 +95,7 @@ WRONG_SCRATCH = "brax_concurrent: expected %lld bytes of scratch memory, got %ll
 NO_LAUNCH = "brax_concurrent: launch of kernel %s (op %lld): %s (CUDA error %lld)"
 TOO_LATE = "brax_concurrent: kernel %s (op %lld, unit %lld) did not end within %lld ms"
 NO_STREAMS = "brax_concurrent: there are no CUDA streams for this GPU: it was not in use when the program was made"
+STOPPED = "brax_concurrent: an earlier call was ended: kernel %s (op %lld, slot %lld) was not done within %lld ms"
 BUSY = "brax_concurrent: another call kept the CUDA streams for %lld ms"
 WRONG_TOTAL = "brax_concurrent: num_envs must be %lld, all environments of the parts, got %lld"
 NO_COPY = "brax_concurrent: copy of buffer %s: %s (CUDA error %lld)"
@@ -173,6 +177,9 @@ def _report(frame: int, desc: int, call: int) -> int:
     if error == TIMED_OUT:
         number = load_i64(unit + WORD * UNIT_NUMBER)
         format_message(text, MESSAGE_BYTES, TOO_LATE, name, op, number, milliseconds)
+    elif error == STUCK:
+        slot = load_i32(load_i64(desc + WORD * DESC_ERRORS) + 4 * E_SLOT)
+        format_message(text, MESSAGE_BYTES, STOPPED, name, op, slot, milliseconds)
     elif error == NO_POOL:
         format_message(text, MESSAGE_BYTES, NO_STREAMS, 0, 0, 0, 0)
     elif error == BUSY_POOL:

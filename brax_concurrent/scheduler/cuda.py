@@ -23,10 +23,13 @@ from brax_concurrent.backends.cpu_program import content_hash
 from brax_concurrent.backends.cuda_pool import unlock_pool
 from brax_concurrent.backends.cuda_program import (
     DESC_FUNCTIONS,
+    DESC_GANG,
     DESC_MODE,
+    DESC_POLICY,
     DESC_POOLS,
     DESC_TIMEOUT,
     DESC_TRACE,
+    DISPATCHED,
     GRAPH,
     WINDOW,
     CudaPart,
@@ -36,7 +39,8 @@ from brax_concurrent.backends.cuda_program import (
 from brax_concurrent.backends.cuda_trace import TRACE_RUN
 from brax_concurrent.backends.intrinsics import allocate, atomic_add, load_i64, release
 from brax_concurrent.backends.native import WORD, compile_callback, source_hash
-from brax_concurrent.scheduler import cuda_graph, cuda_slots, cuda_streams, window
+from brax_concurrent.scheduler import cuda_dispatch, cuda_graph, cuda_slots, cuda_streams, window
+from brax_concurrent.scheduler.cuda_dispatch import STUCK, Dispatch, launch_dispatched
 from brax_concurrent.scheduler.cuda_graph import launch_as_graph
 from brax_concurrent.scheduler.cuda_slots import NO_MEMORY, failure_text, take_pool
 from brax_concurrent.scheduler.cuda_streams import (
@@ -51,7 +55,7 @@ from brax_concurrent.scheduler.engine import timeout_ns
 
 SOURCES = (
     *(cuda_calls, cuda_pool, cuda_program, cuda_trace, intrinsics, native),
-    *(cuda_graph, cuda_slots, cuda_streams, window),
+    *(cuda_dispatch, cuda_graph, cuda_slots, cuda_streams, window),
 )
 """What the compiled code is made of."""
 
@@ -65,15 +69,17 @@ def compile_cuda(
     multiprocessors: int = 0,
     functions: cuda_calls.Functions | None = None,
     pools: int | None = None,
+    dispatch: Dispatch | None = None,
 ) -> CudaProgram:
     """A program that launches the parts' kernels.
 
     Args:
         parts: see `CudaPart`.
-        scheduler: "serial", "sw" or "graph".
+        scheduler: "serial", "sw", "graph" or "hw".
         window, streams: slots of the window and CUDA streams of "sw".
         multiprocessors: of the GPU, which says how large blocks are; 0: as large as they may be.
         functions, pools: instead of the CUDA driver's, for tests.
+        dispatch: of "hw": the loaded program.
 
     Raises:
         ValueError: see `build_program`.
@@ -83,7 +89,9 @@ def compile_cuda(
     table = cuda_graph.new_table(buffers) if scheduler == "graph" else None
     if scheduler == "sw" and pools is None:
         pools = cuda_pool.pools()
-    settings = (scheduler, window, streams) if scheduler == "sw" else (scheduler,)
+    settings: tuple[str | int, ...] = (scheduler, window, streams) if scheduler == "sw" else (scheduler,)
+    if dispatch is not None:
+        settings = (*settings, window, dispatch.kernel.symbol, dispatch.words[DESC_GANG], dispatch.words[DESC_POLICY])
     fingerprint = content_hash("cuda", settings, multiprocessors, tuple(part.content() for part in parts))
     return build_program(
         parts,
@@ -96,7 +104,8 @@ def compile_cuda(
         pools=pools or 0,
         graphs=0 if table is None else int(table.ctypes.data),
         functions=functions,
-        owners=() if table is None else (table,),
+        owners=tuple(each for each in (table, dispatch) if each is not None),
+        dispatch=None if dispatch is None else dispatch.words,
     )
 
 
@@ -106,10 +115,12 @@ def compile_cuda(
 @njit
 def launch_call(desc: int, call: int, stream: int, num_envs: int, arena: int, buffers: int) -> int:
     """Launch all tasks of a prepared call: 0 or an error, which is noted in the call."""
+    mode = load_i64(desc + WORD * DESC_MODE)
+    if mode == DISPATCHED:
+        return launch_dispatched(desc, call, stream, num_envs, arena)
     trace = load_i64(desc + WORD * DESC_TRACE)
     if trace != 0:
         atomic_add(trace + WORD * TRACE_RUN, 1)
-    mode = load_i64(desc + WORD * DESC_MODE)
     if mode == GRAPH:
         return launch_as_graph(desc, call, stream, num_envs, arena, buffers)
     if mode != WINDOW:
@@ -175,6 +186,9 @@ def launch_program(program: CudaProgram, addresses: Sequence[int], arena: int, n
 def explain_failure(program: CudaProgram, report: np.ndarray, num_envs: int) -> str:
     """What a call's report says."""
     error, op, unit = (int(report[word]) for word in (CALL_ERROR, CALL_OP, CALL_UNIT))
+    if error == STUCK:
+        (dispatch,) = (owner for owner in program.owners if isinstance(owner, Dispatch))
+        return cuda_dispatch.explain(program.parts, dispatch.errors, int(program.desc[DESC_TIMEOUT]))
     part, number = _part_of(program, unit, num_envs)
     where = f"kernel {part.ops[op].kernel.name} (op {op} of {len(part.ops)}, unit {number})"
     where = f"{part.name}: {where}" if part.name else where

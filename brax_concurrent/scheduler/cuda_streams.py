@@ -18,6 +18,7 @@ from numba import carray, njit
 
 from brax_concurrent.backends.cuda_calls import F_LAUNCH, launch_kernel
 from brax_concurrent.backends.cuda_program import (
+    DESC_CONTROL_BYTES,
     DESC_FIRST_PART,
     DESC_FUNCTIONS,
     DESC_MULTIPROCESSORS,
@@ -96,8 +97,8 @@ def _units_of(part: int, num_envs: int) -> int:
 
 @njit
 def scratch_bytes(desc: int, num_envs: int) -> int:
-    """Bytes of the arenas of all tiles."""
-    total = 0
+    """Bytes of the arenas of all tiles, and of what the dispatcher counts with."""
+    total = load_i64(desc + WORD * DESC_CONTROL_BYTES)
     for index in range(load_i64(desc + WORD * DESC_PARTS)):
         part = desc + WORD * (DESC_FIRST_PART + PART_WORDS * index)
         total += (part_envs(part, num_envs) + TILE - 1) // TILE * load_i64(part + WORD * PART_ARENA_BYTES)

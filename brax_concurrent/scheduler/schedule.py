@@ -6,11 +6,12 @@ import operator
 from dataclasses import dataclass
 from typing import Any
 
+from brax_concurrent.backends.cuda_dispatch import POLICIES
 from brax_concurrent.backends.cuda_program import MAX_STREAMS
 from brax_concurrent.scheduler.window import MAX_SLOTS
 
-SCHEDULERS = ("serial", "sw", "graph")
-NEED_CUDA = ("graph",)
+SCHEDULERS = ("serial", "sw", "graph", "hw")
+NEED_CUDA = ("graph", "hw")
 
 
 def schedulers_on(backend: str) -> tuple[str, ...]:
@@ -24,9 +25,13 @@ class Schedule:
 
     Attributes:
         scheduler: "serial": program order. "sw": the out-of-order window on the host. "graph": a CUDA Graph.
-        window: slots of the window of "sw", 1 to 64.
+            "hw": the window inside a kernel that stays on the GPU.
+        window: slots of the window, of "sw" 1 to 64, of "hw" at most 32.
         streams: CUDA streams of "sw", 1 to 16. (On the CPU its tasks run on as many threads as the program has.)
-        envs_per_task: environments of a task, a multiple of 32; 0: on CUDA all, on the CPU 32.
+        envs_per_task: environments of a task, a multiple of 32; 0: on CUDA all, on the CPU 32. Of "hw" 32, 64, 128 or
+            256; 0: by the number of environments.
+        policy: which of the ready tasks "hw" runs first: "oldest", "same_kernel" (the kernel that this worker ran
+            before, whose instructions are at hand) or "depth_first" (a tile that was begun before others).
 
     Raises:
         TypeError, ValueError: naming the argument.
@@ -36,6 +41,7 @@ class Schedule:
     window: int = 32
     streams: int = 8
     envs_per_task: int = 0
+    policy: str = "oldest"
 
     def __post_init__(self) -> None:
         if not isinstance(self.scheduler, str) or self.scheduler not in SCHEDULERS:
@@ -46,6 +52,8 @@ class Schedule:
                 raise ValueError(f"{name}: expected {low} to {high}, got {value}")
         if whole("envs_per_task", self.envs_per_task) < 0 or self.envs_per_task % 32 != 0:
             raise ValueError(f"envs_per_task: expected 0 or a multiple of 32, got {self.envs_per_task}")
+        if self.policy not in POLICIES:
+            raise ValueError(f"policy: expected one of {POLICIES}, got {self.policy!r}")
 
 
 def whole(name: str, value: Any) -> int:

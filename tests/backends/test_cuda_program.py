@@ -93,7 +93,7 @@ def test_parts_that_cannot_be_are_refused(changes, message):
     ("changes", "message"),
     [
         ({"fingerprint": 0}, "fingerprint must be a nonzero uint64, got 0"),
-        ({"mode": "fast"}, r"mode: expected one of \('serial', 'sw', 'graph'\), got 'fast'"),
+        ({"mode": "fast"}, r"mode: expected one of \('serial', 'sw', 'graph', 'hw'\), got 'fast'"),
         ({"window": 65}, "window must be from 1 to 64, got 65"),
         ({"streams": 0}, "streams must be from 1 to 16, got 0"),
         ({"parts": []}, "expected at least one"),

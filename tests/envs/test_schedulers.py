@@ -58,8 +58,12 @@ def test_resets_of_some_environments_go_through_the_window_too():
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({"scheduler": "fast"}, ValueError, r"scheduler: expected one of \('serial', 'sw', 'graph'\), got 'fast'"),
-        ({"scheduler": "graph"}, ValueError, "scheduler: 'graph' is a CUDA Graph and needs backend='cuda'"),
+        (
+            {"scheduler": "fast"},
+            ValueError,
+            r"scheduler: expected one of \('serial', 'sw', 'graph', 'hw'\), got 'fast'",
+        ),
+        ({"scheduler": "graph"}, ValueError, "scheduler: 'graph' needs backend='cuda'"),
         ({"scheduler": "sw", "window": 0}, ValueError, "window: expected 1 to 64, got 0"),
         ({"scheduler": "sw", "window": 65}, ValueError, "window: expected 1 to 64, got 65"),
         ({"scheduler": "sw", "window": 2.5}, TypeError, "window: expected a whole number, got 2.5"),
