@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from brax_concurrent.envs import MixedEnv, State, Task, list_envs, make
+    from brax_concurrent.envs.policy import MlpPolicy
     from brax_concurrent.envs.simulator import Simulator
     from brax_concurrent.scheduler.kernel import kernel
     from brax_concurrent.scheduler.stream import TaskError, TaskStream
@@ -20,6 +21,7 @@ __version__ = "0.1.0.dev0"
 
 __all__ = [
     "MixedEnv",
+    "MlpPolicy",
     "Rollout",
     "Simulator",
     "State",
@@ -35,6 +37,7 @@ __all__ = [
 
 _HOMES = {
     "MixedEnv": "brax_concurrent.envs",
+    "MlpPolicy": "brax_concurrent.envs.policy",
     "Rollout": "brax_concurrent.training.rollout",
     "Task": "brax_concurrent.envs",
     "Simulator": "brax_concurrent.envs.simulator",

@@ -31,8 +31,10 @@ def specialized(
     arrays: Mapping[str, np.ndarray],
     precision: str,
     model: Any = None,
+    shared: Mapping[str, np.ndarray] | None = None,
 ) -> Specialized:
     user = {name: (a.shape[1], kind(a)) for name, a in arrays.items()}
+    user |= {name: (a.shape[1], kind(a), a.shape[0]) for name, a in (shared or {}).items()}
     return specialize(kernels, ModelView(model or NoModel()), fields, user, precision)
 
 
@@ -42,13 +44,19 @@ def run_compiled(
     arrays: Mapping[str, np.ndarray],
     precision: str = "f32",
     model: Any = None,
+    shared: Mapping[str, np.ndarray] | None = None,
 ) -> Specialized:
-    """Compile the kernels and run them, tile by tile in order, on arrays `(num_envs, columns)`, in place."""
-    special = specialized(kernels, fields, arrays, precision, model)
+    """Compile the kernels and run them, tile by tile in order, on arrays `(num_envs, columns)`, in place.
+
+    `shared` are arrays `(rows, columns)` that all environments read.
+    """
+    shared = shared or {}
+    special = specialized(kernels, fields, arrays, precision, model, shared)
     code = cpu.compile_programs(special)
     arena = np.full(special.layout.arena_bytes + 64, 0xFF, np.uint8)  # NaN: what nobody wrote shows
     base = arena.ctypes.data + (-arena.ctypes.data) % 64
-    pointers = (ctypes.c_void_p * len(arrays))(*(a.ctypes.data for a in arrays.values()))
+    every = [*arrays.values(), *shared.values()]
+    pointers = (ctypes.c_void_p * len(every))(*(a.ctypes.data for a in every))
     num_envs = len(next(iter(arrays.values())))
     for first in range(0, num_envs, LANES):
         for k in kernels:

@@ -17,7 +17,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from brax_concurrent.backends.cpu_program import BufferSpec, CpuProgram, assemble, content_hash
-from brax_concurrent.backends.native import DESC_ARENA_BYTES, DESC_NUM_ENVS, DESC_OPS, DESC_THREADS, DESC_TILES, TILE
+from brax_concurrent.backends.native import (
+    DESC_ARENA_BYTES,
+    DESC_NUM_ENVS,
+    DESC_OPS,
+    DESC_SCRATCH_BYTES,
+    DESC_STEPS,
+    DESC_THREADS,
+    DESC_TILES,
+    TILE,
+)
 
 
 @dataclass(frozen=True)
@@ -37,9 +46,12 @@ class Part:
     def buffers(self) -> tuple[BufferSpec, ...]:
         """Its buffers as the composite has them: of fixed shape, the axis of environments included."""
         return tuple(
-            replace(spec, name=f"{self.name}.{spec.name}", shape=spec.array_shape(self.num_envs), per_env=False)
+            replace(spec, name=f"{self.name}.{spec.name}", shape=self._shape(spec), per_env=False, per_step=False)
             for spec in self.program.buffers
         )
+
+    def _shape(self, spec: BufferSpec) -> tuple[int, ...]:
+        return spec.array_shape(self.num_envs, self.program.steps)
 
 
 def build_composite(parts: Sequence[Part], *, threads: int = 0) -> CpuProgram:
@@ -77,7 +89,9 @@ def build_composite(parts: Sequence[Part], *, threads: int = 0) -> CpuProgram:
     words = {
         DESC_OPS: len(parts),
         DESC_ARENA_BYTES: max(int(part.program.desc[DESC_ARENA_BYTES]) for part in parts),
+        DESC_SCRATCH_BYTES: max(int(part.program.desc[DESC_SCRATCH_BYTES]) for part in parts),
         DESC_THREADS: min(limits, default=0),
+        DESC_STEPS: max(part.program.steps for part in parts),
         DESC_NUM_ENVS: sum(part.num_envs for part in parts),
         DESC_TILES: sum(-(-part.num_envs // TILE) for part in parts),
     }

@@ -20,6 +20,7 @@ from llvmlite import binding, ir
 
 from brax_concurrent.backends.llvm import I8, I64, TILE, Emitter
 from brax_concurrent.backends.objects import ObjectCache
+from brax_concurrent.backends.program import touched_arrays
 
 _lock = threading.Lock()
 _loaded: dict[str, int] = {}  # symbol -> address; code is never unloaded
@@ -48,7 +49,9 @@ def kernel_ir(program: Any, symbol: str, lanes: int) -> str:
     function = ir.Function(module, ir.FunctionType(ir.VoidType(), [pointer, ir.PointerType(pointer), I64, I64]), symbol)
     arena, buffers, first, num_envs = function.args
     builder = ir.IRBuilder(function.append_basic_block("entry"))
-    user = {name: builder.load(builder.gep(buffers, [I64(i)])) for i, name in enumerate(program.user)}
+    # Only what it touches: then streams that have a kernel in common, and its arrays in common places, share its code.
+    touched = touched_arrays(program)
+    user = {n: builder.load(builder.gep(buffers, [I64(i)])) for i, n in enumerate(program.user) if n in touched}
     slot = builder.alloca(I64)
     builder.store(I64(0), slot)
     head, body, done = (builder.append_basic_block(x) for x in ("tile", "lanes", "end"))

@@ -23,7 +23,11 @@ from brax_concurrent.backends.native import (
     DESC_OPS,
     DESC_PARTICIPATE,
     DESC_POISON,
+    DESC_SCRATCH_BYTES,
+    DESC_STEP_BYTES,
+    DESC_STEPS,
     DESC_THREADS,
+    WORD,
     participate_callback,
 )
 
@@ -61,6 +65,7 @@ class BufferSpec:
     access    read: an input; write: an output, wholly written by the program; readwrite: a carried
               array, input and output in one memory, which the program updates in place
     per_env   whether there is one for each environment
+    per_step  whether there is one for each environment in each step of the program: (steps, num_envs, *shape)
     """
 
     name: str
@@ -68,19 +73,24 @@ class BufferSpec:
     dtype: str
     access: Access
     per_env: bool = True
+    per_step: bool = False
 
     def __post_init__(self) -> None:
         if self.access not in ("read", "write", "readwrite"):
             raise ValueError(f"buffer {self.name}: access must be read, write or readwrite, got {self.access!r}")
+        if self.per_step and (not self.per_env or self.access == "readwrite"):
+            what = "readwrite" if self.per_env else "shared by all environments"
+            raise ValueError(f"buffer {self.name}: what there is for each step is read or written, but it is {what}")
         object.__setattr__(self, "dtype", np.dtype(self.dtype).name)
 
-    def array_shape(self, num_envs: int) -> tuple[int, ...]:
-        """Shape of the whole array."""
-        return (num_envs, *self.shape) if self.per_env else self.shape
+    def array_shape(self, num_envs: int, steps: int = 1) -> tuple[int, ...]:
+        """Shape of the whole array, in a program of so many steps."""
+        shape = (num_envs, *self.shape) if self.per_env else self.shape
+        return (steps, *shape) if self.per_step else shape
 
     @property
     def item_bytes(self) -> int:
-        """Bytes of one environment's part, or of the whole array if not per_env."""
+        """Bytes of one environment's part in one step, or of the whole array if not per_env."""
         return int(np.prod(self.shape, dtype=np.int64)) * np.dtype(self.dtype).itemsize
 
 
@@ -110,6 +120,11 @@ class CpuProgram:
         return int(self.desc[DESC_NUM_ENVS]) or None
 
     @property
+    def steps(self) -> int:
+        """How often each tile runs the ops."""
+        return int(self.desc[DESC_STEPS]) or 1
+
+    @property
     def inputs(self) -> tuple[BufferSpec, ...]:
         """Buffers that a caller passes."""
         return tuple(spec for spec in self.buffers if spec.access != "write")
@@ -128,6 +143,7 @@ def build_program(
     *,
     threads: int = 0,
     poison: bool = False,
+    steps: int = 1,
     owners: Sequence[object] = (),
 ) -> CpuProgram:
     """A program from its kernels.
@@ -141,7 +157,8 @@ def build_program(
       buffers: the user's arrays, in the kernels' order.
       fingerprint: a uint64 that says what the program does (`content_hash`), without addresses.
       threads: run on at most so many; 0: on all.
-      poison: fill the arena with NaN before each tile, to find kernels that read what was never written.
+      poison: fill the arena with NaN before each tile and step, to find kernels that read what was never written.
+      steps: a tile runs the ops so many times.
       owners: objects that own the kernels' code.
 
     Raises:
@@ -158,6 +175,8 @@ def build_program(
         raise ValueError(f"buffer names must differ, got {[spec.name for spec in buffers]}")
     if threads < 0 or arena_bytes < 0:
         raise ValueError(f"threads and arena_bytes must not be negative, got {threads} and {arena_bytes}")
+    if steps < 1:
+        raise ValueError(f"steps must be at least 1, got {steps}")
     for index, (kernel, predicate) in enumerate(ops):
         if kernel == 0:
             raise ValueError(f"op {index} has no kernel: its address is 0")
@@ -167,7 +186,10 @@ def build_program(
                 f"{arena_bytes} bytes, got {predicate}"
             )
     words = {DESC_OPS: len(ops), DESC_ARENA_BYTES: arena_bytes, DESC_THREADS: threads, DESC_POISON: poison}
-    return assemble(words, ops, buffers, fingerprint, owners)
+    moves = np.array([spec.item_bytes if spec.per_step else 0 for spec in buffers], np.int64)
+    words |= {DESC_STEPS: steps, DESC_STEP_BYTES: int(moves.ctypes.data)}
+    words[DESC_SCRATCH_BYTES] = WORD * (len(buffers) + 1) if steps > 1 else 0  # and up to a word to align them
+    return assemble(words, ops, buffers, fingerprint, (moves, *owners))
 
 
 def assemble(

@@ -40,8 +40,8 @@ from brax_concurrent.backends.native import (
 )
 
 
-def _checked_address(spec: BufferSpec, array: np.ndarray, num_envs: int) -> int:
-    shape = spec.array_shape(num_envs)
+def _checked_address(spec: BufferSpec, array: np.ndarray, num_envs: int, steps: int) -> int:
+    shape = spec.array_shape(num_envs, steps)
     if array.shape != shape or array.dtype != spec.dtype:
         raise ValueError(
             f"buffer {spec.name}: expected {spec.dtype}{list(shape)}, got {array.dtype}{list(array.shape)}"
@@ -84,7 +84,10 @@ def run_program(program: CpuProgram, buffers: Sequence[np.ndarray], num_envs: in
         names = ", ".join(spec.name for spec in program.buffers)
         raise ValueError(f"expected {len(program.buffers)} buffers ({names}), got {len(buffers)}")
     addresses = np.array(
-        [_checked_address(spec, array, num_envs) for spec, array in zip(program.buffers, buffers, strict=True)],
+        [
+            _checked_address(spec, array, num_envs, program.steps)
+            for spec, array in zip(program.buffers, buffers, strict=True)
+        ],
         np.int64,
     )
     tiles = int(program.desc[DESC_TILES]) or -(-num_envs // TILE)

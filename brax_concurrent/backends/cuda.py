@@ -23,7 +23,7 @@ from brax_concurrent.backends.cuda_program import RECORD_FIRST_BUFFER, RECORD_NU
 from brax_concurrent.backends.llvm import I8, I32, I64, TILE, Emitter
 from brax_concurrent.backends.native import WORD
 from brax_concurrent.backends.objects import ObjectCache
-from brax_concurrent.backends.program import Store, Value, walk
+from brax_concurrent.backends.program import touched_arrays
 
 DEFAULT_CAPABILITY = (9, 0)  # what is compiled for where there is no GPU
 _SYMBOL = "kernel"
@@ -63,18 +63,6 @@ class Code:
     symbol: str
     cubin: bytes
     arguments: tuple[str, ...]
-
-
-def touched_arrays(program: Any) -> tuple[str, ...]:
-    """User arrays that a program reads or writes, in the stream's order."""
-    names = set()
-    for item in walk(program.root):
-        place = item.place if isinstance(item, Store) else None
-        if isinstance(item, Value) and item.op == "load":
-            place = item.attr
-        if place is not None and place.kind == "user":
-            names.add(place.name)
-    return tuple(name for name in program.user if name in names)
 
 
 def kernel_ir(program: Any, symbol: str = _SYMBOL) -> str:
@@ -167,7 +155,7 @@ class _Arrays:
         if key not in self._known:
             address = self._word(RECORD_FIRST_BUFFER + self._places[name])
             if name in self._per_step:
-                columns, dtype = self._program.user[name]
+                columns, dtype = self._program.user[name][:2]
                 item = {"b": 1, "i": 4, "f": 4 if self._program.layout.precision == "f32" else 8}[dtype]
                 rows = self._builder.mul(self._builder.sext(self._step, I64), self._word(RECORD_NUM_ENVS))
                 address = self._builder.add(address, self._builder.mul(rows, I64(columns * item)))

@@ -62,6 +62,10 @@ load_shared_word = _assembly(
 exchange_shared = _assembly(
     "exchange_shared", "atom.shared.exch.b32 $0, [$1], $2;", 32, [64, 32], "Write an int32 there; what was there."
 )
+add_shared = _assembly(
+    "add_shared", "atom.shared.add.u32 $0, [$1], $2;", 32, [64, 32], "Add to an int32 there; what was there."
+)
+max_shared = _assembly("max_shared", "red.shared.max.s32 [$0], $1;", 0, [64, 32], "Make an int32 there at least this.")
 load_global = _assembly("load_global", "ld.volatile.global.b32 $0, [$1];", 32, [64], "An int32 of global memory.")
 load_table = _assembly(
     "load_table", "ld.global.nc.b32 $0, [$1];", 32, [64], "An int32 of global memory that nobody writes.", memory=False

@@ -168,6 +168,44 @@ def choice_ir(functions: Sequence[Function]) -> str:
     return nvvm.inlined(str(module), RUN_TASK)
 
 
+def compile_block_kernel(
+    function: Callable[..., int],
+    source: int,
+    shared_words: int,
+    threads: int,
+    compute_capability: tuple[int, int],
+    cache_directory: str | os.PathLike[str] | None = None,
+) -> tuple[str, bytes]:
+    """A kernel of one block whose threads run a Python function: its entry, and the machine code.
+
+    Args:
+        function: (offset of shared memory, three int64) -> 0; Numba compiles it.
+        source: a hash of what it is made of.
+        shared_words: int32 of shared memory that it needs.
+        threads: of the block.
+        compute_capability, cache_directory: see link_program.
+    """
+    store, made_for = ObjectCache(cache_directory), f"{target(compute_capability)}|{source}|{function.__name__}"
+    symbol = "b" + hashlib.sha256(made_for.encode()).hexdigest()[:24]
+    cubin = store.get(symbol)
+    if cubin is None:
+        name, body = _device_module(function, 4, made_for, compute_capability, store)
+        module = nvvm.new_module(symbol)
+        kind = ir.ArrayType(_I32, shared_words)
+        shared = ir.GlobalVariable(module, kind, "state", addrspace=3)
+        shared.linkage, shared.initializer = "internal", ir.Constant(kind, ir.Undefined)
+        kernel = ir.Function(module, ir.FunctionType(ir.VoidType(), [_I64] * 3), symbol)
+        nvvm.mark_kernel(kernel, threads)
+        builder = ir.IRBuilder(kernel.append_basic_block("entry"))
+        callee = ir.Function(module, ir.FunctionType(_I32, [ir.PointerType(_I32), *[_I64] * 4]), name)
+        builder.call(callee, [builder.alloca(_I32), builder.ptrtoint(shared, _I64), *kernel.args])
+        builder.ret_void()
+        ptx = nvvm.compile_ptx([str(module), body], function.__name__, compute_capability)
+        cubin, _ = nvvm.assemble(ptx, function.__name__, compute_capability)
+        store.put(symbol, cubin)
+    return symbol, cubin
+
+
 def _signed(word: int) -> int:
     return word - (1 << 32) if word >= 1 << 31 else word
 
@@ -200,7 +238,7 @@ def link_program(
     symbol = "d" + hashlib.sha256(repr(content).encode()).hexdigest()[:24]
     cubin = store.get(symbol)
     if cubin is None:
-        name, body = _dispatcher(dispatcher, made_for, compute_capability, store)
+        name, body = _device_module(dispatcher, 2, made_for, compute_capability, store)
         texts = [frame_ir(parts, symbol, name, threads), body, choice_ir(functions)]
         texts += [nvvm.inlined(function.text, function.symbol) for function in functions]
         ptx = nvvm.compile_ptx(texts, "dispatcher", compute_capability)
@@ -209,14 +247,14 @@ def link_program(
     return symbol, cubin
 
 
-def _dispatcher(
-    function: Callable[..., int], made_for: str, compute_capability: tuple[int, int], store: ObjectCache
+def _device_module(
+    function: Callable[..., int], arguments: int, made_for: str, compute_capability: tuple[int, int], store: ObjectCache
 ) -> tuple[str, str]:
-    """The dispatcher's symbol and its module, which Numba takes ten seconds for."""
-    key = "n" + hashlib.sha256(made_for.encode()).hexdigest()[:24]
+    """The symbol and the module of a function of so many int64, which Numba takes seconds to make."""
+    key = "n" + hashlib.sha256(f"{made_for}|{function.__name__}".encode()).hexdigest()[:24]
     kept = store.get(key)
     if kept is None:
-        name, text = cuda_device.device_ir(function, (cuda_device.words()[1],) * 2, compute_capability)
+        name, text = cuda_device.device_ir(function, (cuda_device.words()[1],) * arguments, compute_capability)
         kept = f"{name}\n{nvvm.inlined(text, name)}".encode()
         store.put(key, kept)
     name, _, text = kept.decode().partition("\n")

@@ -41,6 +41,8 @@ DESC_GANG = 15  # warps of a gang, 0: by the number of tiles
 DESC_POLICY = 16
 DESC_CONTROL_BYTES = 17  # of scratch memory, behind the arenas
 DESC_ERRORS = 18  # address of its error cell, which the host and the GPU see
+DESC_REGROUP = 19  # handle of the kernel that orders environments by their work
+DESC_MOST_GANG = 20  # warps of a gang at most, where DESC_GANG is 0
 DESC_FIRST_PART = 24
 PART_ENVS = 0  # 0: those of the call
 PART_OPS, PART_FIRST_OP = 1, 2  # number of ops; offset of the first
@@ -50,7 +52,8 @@ PART_UNIT_TILES = 6  # tiles of a unit, 0: all
 PART_BUFFERS, PART_FIRST_BUFFER, PART_ROWS = 7, 8, 9  # their number, the first's index; offset of their bytes a row
 PART_KINDS, PART_TABLE = 10, 11  # number of distinct kernels; address of (kinds, kinds) bytes: which of them conflict
 PART_SHARE = 12  # multiprocessors for its blocks, 0: the GPU's
-PART_WORDS = 13
+PART_WORK = 13  # which of its buffers says how much work an environment had; -1: environments are not regrouped
+PART_WORDS = 14
 OP_KERNEL, OP_NAME = 0, 1  # handle; address of its name, a C string
 OP_COUNT, OP_PARAMETERS = 2, 3  # length and offset of the list of its parameters, places in a unit's record
 OP_KIND = 4
@@ -61,6 +64,7 @@ OP_WORDS = 6
 RECORD_ARENA, RECORD_NUM_ENVS, RECORD_LANES, RECORD_STAMP, RECORD_FIRST_BUFFER = 0, 1, 2, 3, 4
 RECORD_ORDER = RECORD_LANES  # under hw: address of an int32 for each environment, or 0; see scheduler/dispatcher.py
 
+ORDER_BYTES = 4 * TILE  # of a tile: which environments its lanes have, where they are regrouped
 WARP, DEFAULT_BLOCK, MAX_BLOCK = 32, 128, 1024
 MAX_WINDOW, MAX_STREAMS = 64, 16
 
@@ -92,6 +96,8 @@ class CudaPart:
         block: most threads of a block, a multiple of 32. lanes: environments of a warp, 1 to 32.
         unit_tiles: tiles of a unit; 0: all, one launch for each op.
         share: multiprocessors that its blocks should fit on, while other parts use the others; 0: the GPU's.
+        steps: how often a call repeats the ops, under the dispatcher.
+        work: the buffer that says how much work an environment had, where the dispatcher regroups them by it.
     """
 
     ops: tuple[CudaOp, ...]
@@ -105,6 +111,8 @@ class CudaPart:
     lanes: int = WARP
     unit_tiles: int = 0
     share: int = 0
+    steps: int = 1
+    work: str = ""
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -124,8 +132,17 @@ class CudaPart:
         """All that a part is, without addresses."""
         ops = tuple((op.kernel.symbol, op.arguments) for op in self.ops)
         conflicts = None if self.conflicts is None else tuple(sorted(self.conflicts))
-        buffers = tuple((b.name, b.shape, b.dtype, b.access, b.per_env) for b in self.buffers)
-        shape = (self.arena_bytes, self.block, self.lanes, self.unit_tiles, self.share, self.num_envs, self.name)
+        buffers = tuple((b.name, b.shape, b.dtype, b.access, b.per_env, b.per_step) for b in self.buffers)
+        shape = (
+            self.arena_bytes,
+            self.block,
+            self.lanes,
+            self.unit_tiles,
+            self.share,
+            self.num_envs,
+            self.name,
+            self.work,
+        )
         return ops, buffers, self.upstream, conflicts, shape
 
 
@@ -160,6 +177,11 @@ class CudaProgram:
         return int(self.desc[DESC_TOTAL_ENVS]) or None
 
     @property
+    def steps(self) -> int:
+        """How often a call repeats the ops."""
+        return max(part.steps for part in self.parts)
+
+    @property
     def ops(self) -> tuple[CudaOp, ...]:
         """The kernels of all parts."""
         return tuple(op for part in self.parts for op in part.ops)
@@ -181,8 +203,11 @@ class CudaProgram:
 
     def scratch_bytes(self, num_envs: int) -> int:
         """Bytes of all arenas, and of what the dispatcher counts with."""
-        arenas = sum(-(-(part.num_envs or num_envs) // TILE) * part.arena_bytes for part in self.parts)
-        return arenas + int(self.desc[DESC_CONTROL_BYTES])
+        total = int(self.desc[DESC_CONTROL_BYTES])
+        for part in self.parts:
+            tiles = -(-(part.num_envs or num_envs) // TILE)
+            total += tiles * (part.arena_bytes + (ORDER_BYTES if part.work else 0))
+        return total
 
     def content(self) -> tuple[object, ...]:
         """What must be equal in programs of one fingerprint: all but addresses."""
@@ -352,5 +377,6 @@ class _Writer:
             PART_KINDS: len(kinds),
             PART_TABLE: self._keep(table),
             PART_SHARE: part.share,
+            PART_WORK: names.index(part.work) if part.work else -1,
         }
         return [words[word] for word in range(PART_WORDS)]

@@ -105,6 +105,10 @@ class Emitter:
             else ir.Constant(scalar, x)
         )
 
+    def bytes_of(self, dtype: str) -> int:
+        """Bytes of a floating-point number or integer."""
+        return self.item if dtype == "f" else 4
+
     def splat(self, x: Any) -> Any:
         """A scalar in all lanes."""
         vector = ir.VectorType(x.type, self.lanes)

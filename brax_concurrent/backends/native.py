@@ -13,6 +13,10 @@ another through the whole list. The arena is thereby renamed rather than allocat
 core's cache, and memory does not grow with the number of environments. Tiles are independent, so the number
 of threads cannot change a bit of the result.
 
+A program of several *steps* runs its list so many times on a tile, one time after the other, before the thread takes
+another tile: several control steps with no barrier between them, in which a tile waits for none that is behind. Arrays
+that have a part for each step (BufferSpec.per_step) are (steps, num_envs, ...); kernels get the address of the step's.
+
 A *job* is one run of a program. Whoever takes part (`participate`, a C function of the job's address) claims
 tiles from a shared counter until none are left. Nobody waits for a participant who has not started: the
 starter works too, and a latecomer finds the tiles gone and leaves. The job's memory is counted, the last one
@@ -49,6 +53,7 @@ from brax_concurrent.backends.intrinsics import (
     load_i32,
     load_i64,
     release,
+    store_i64,
 )
 
 TILE = 32  # environments per tile
@@ -82,6 +87,9 @@ DESC_PLAN = 20  # address of what it knows of each part
 DESC_RECORDS = 21  # address of a buffer for what is recorded, 0: none
 DESC_CAPACITY = 22  # rows that it has
 DESC_RECORDABLE = 23  # 1: it runs in program order and can be recorded, see scheduler/records.py
+DESC_STEPS = 25  # how often a tile runs the ops; 0: once; of a composite: the most of any part
+DESC_STEP_BYTES = 26  # address of a word for each buffer: bytes per environment by which it moves on from step to step
+DESC_SCRATCH_BYTES = 27  # behind the arena, for the addresses of a step's buffers
 DESC_FIRST_OP = 32
 
 # A job: int64 words. The counters that threads fight over have a cache line each.
@@ -115,7 +123,8 @@ def take_arena(desc: int) -> int:
             arena = atomic_exchange(cell + WORD * index, 0)
             if arena != 0:
                 return arena
-    return allocate(max(load_i64(desc + WORD * DESC_ARENA_BYTES), CACHE_LINE))
+    size = load_i64(desc + WORD * DESC_ARENA_BYTES) + load_i64(desc + WORD * DESC_SCRATCH_BYTES)
+    return allocate(max(size, CACHE_LINE))
 
 
 @njit(nogil=True)
@@ -148,6 +157,24 @@ def run_tiles(desc: int, arena: int, buffers: int, num_envs: int, first_tile: in
 
 
 @njit(nogil=True)
+def run_steps(desc: int, arena: int, buffers: int, num_envs: int, first_tile: int, stop_tile: int) -> None:
+    """Run all steps of the program on one tile after another: `run_tiles` once for each step."""
+    steps = load_i64(desc + WORD * DESC_STEPS)
+    if steps <= 1:
+        run_tiles(desc, arena, buffers, num_envs, first_tile, stop_tile)
+        return
+    count, moves = load_i64(desc + WORD * DESC_BUFFERS), load_i64(desc + WORD * DESC_STEP_BYTES)
+    # The caller's addresses serve all threads, so each has a copy that it changes, behind its arena.
+    own = arena + (load_i64(desc + WORD * DESC_ARENA_BYTES) + WORD - 1) // WORD * WORD
+    for tile in range(first_tile, stop_tile):
+        for step in range(steps):
+            for index in range(count):
+                moved = load_i64(moves + WORD * index) * num_envs * step
+                store_i64(own + WORD * index, load_i64(buffers + WORD * index) + moved)
+            run_tiles(desc, arena, own, num_envs, tile, tile + 1)
+
+
+@njit(nogil=True)
 def run_composite_tile(desc: int, arena: int, buffers: int, tile: int) -> None:
     """Run one of a composite's tiles: `tile` counts on from part to part.
 
@@ -160,7 +187,7 @@ def run_composite_tile(desc: int, arena: int, buffers: int, tile: int) -> None:
         buffers += WORD * load_i64(load_i64(part) + WORD * DESC_BUFFERS)
         part += 2 * WORD
         num_envs = load_i64(part + WORD)
-    run_tiles(load_i64(part), arena, buffers, num_envs, tile, tile + 1)
+    run_steps(load_i64(part), arena, buffers, num_envs, tile, tile + 1)
 
 
 @njit(nogil=True)
@@ -184,7 +211,7 @@ def _work(job: int) -> int:
         if composite:
             run_composite_tile(desc, arena, buffers, first)
         else:
-            run_tiles(desc, arena, buffers, num_envs, first, stop)
+            run_steps(desc, arena, buffers, num_envs, first, stop)
         atomic_add(job + WORD * JOB_DONE, stop - first)
         first = atomic_add(job + WORD * JOB_NEXT, chunk)
     give_back_arena(desc, arena)

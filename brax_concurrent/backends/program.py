@@ -13,6 +13,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 Operand = Any  # a Value, or a Python float, int or bool
+UserArray = tuple[int, str] | tuple[int, str, int]
+"""A user's array: (columns, dtype) of one with a row for each environment, (columns, dtype, rows) of one that all
+environments share. dtype is "f", "i" or "b"; a shared array is not written and holds no booleans."""
 
 
 class Value:
@@ -138,8 +141,8 @@ class Place:
     Attributes:
         name: field name, user array name or None for a local.
         component: flat component index; with `index`, the one within a row.
-        index: runtime row number (fields), runtime element number (locals), or None.
-        stride: components per row.
+        index: runtime row number (fields, shared arrays), runtime element number (locals), or None.
+        shared: of a user's array: whether all environments share it.
     """
 
     kind: str  # "field", "user" or "local"
@@ -147,6 +150,7 @@ class Place:
     component: int
     index: Value | None = None
     local: Local | None = None
+    shared: bool = False
 
 
 @dataclass(eq=False)
@@ -420,3 +424,15 @@ def walk(block: Block) -> Iterator[Any]:
         yield item
         if isinstance(item, (Loop, When)):
             yield from walk(item.body)
+
+
+def touched_arrays(program: Any) -> tuple[str, ...]:
+    """User arrays that a LaneProgram reads or writes, in the stream's order."""
+    names = set()
+    for item in walk(program.root):
+        place = item.place if isinstance(item, Store) else None
+        if isinstance(item, Value) and item.op == "load":
+            place = item.attr
+        if place is not None and place.kind == "user":
+            names.add(place.name)
+    return tuple(name for name in program.user if name in names)

@@ -14,7 +14,7 @@ from typing import Any
 
 from llvmlite import ir
 
-from brax_concurrent.backends.program import Block, Loop, Place, Store, Value, When
+from brax_concurrent.backends.program import Block, Loop, Place, Store, UserArray, Value, When
 
 I32, I64 = ir.IntType(32), ir.IntType(64)
 
@@ -46,11 +46,11 @@ class _Uses:
 
 
 def _accesses(block: Block) -> Iterator[tuple[Block, Place, bool]]:
-    """(block, place, is a store) of all uses of user arrays."""
+    """(block, place, is a store) of all uses of user arrays that have rows of environments."""
     for item in block.body:
         if isinstance(item, Store) and item.place.kind == "user":
             yield block, item.place, True
-        elif isinstance(item, Value) and item.op == "load" and item.attr.kind == "user":
+        elif isinstance(item, Value) and item.op == "load" and item.attr.kind == "user" and not item.attr.shared:
             yield block, item.attr, False
         elif isinstance(item, (Loop, When)):
             yield from _accesses(item.body)
@@ -64,11 +64,11 @@ def _loop_bodies(block: Block) -> Iterator[Block]:
             yield from _loop_bodies(item.body)
 
 
-def plan(root: Block, user: dict[str, tuple[int, str]]) -> dict[str, Staging]:
+def plan(root: Block, user: dict[str, UserArray]) -> dict[str, Staging]:
     """Which arrays are staged: those of several columns of numbers."""
     uses: dict[str, _Uses] = {}
     for block, place, is_store in _accesses(root):
-        columns, dtype = user[place.name]
+        columns, dtype = user[place.name][:2]
         if columns == 1 or dtype == "b":
             continue
         use = uses.setdefault(place.name, _Uses())
@@ -81,7 +81,7 @@ def plan(root: Block, user: dict[str, tuple[int, str]]) -> dict[str, Staging]:
     plans = {}
     for name, use in uses.items():
         block = _common(use.blocks, repeated)
-        columns, dtype = user[name]
+        columns, dtype = user[name][:2]
         covered = len(use.stored) == columns and all(any(b is block for b in bs) for bs in use.stored.values())
         plans[name] = Staging(name, columns, dtype, block, use.loaded or not covered, bool(use.stored))
     return plans

@@ -23,7 +23,7 @@ class UserArrays:
 
     def _offsets(self, place: Place) -> tuple[Any, Any, int]:
         """(byte offsets of the lanes' elements, LLVM type of an element, its size)."""
-        columns, dtype = self._e.program.user[place.name]
+        columns, dtype = self._e.program.user[place.name][:2]
         kind = I8 if dtype == "b" else self._e.scalar_type(dtype)
         size = 1 if dtype == "b" else 4 if dtype == "i" else self._e.item
         scale, start = I64(columns * size), I64(place.component * size)
@@ -32,7 +32,9 @@ class UserArrays:
         return self._e.b.add(self._e.b.mul(self._e.env_lane, scale), start), kind, size
 
     def load(self, place: Place, dtype: str) -> Any:
-        """The element of each lane's environment; 0 in lanes without one."""
+        """The element of each lane's environment, 0 in lanes without one; of a shared array a scalar."""
+        if place.shared:
+            return self._load_shared(place, dtype)
         if self._e.rows is not None and place.name in self._e.rows.plans:
             return self._e.rows.load(place)
         offset, kind, _ = self._offsets(place)
@@ -48,6 +50,21 @@ class UserArrays:
             return raw
         zero = ir.Constant(raw.type, [I8(0)] * self._e.lanes) if self._e.lanes > 1 else I8(0)
         return self._e.b.icmp_unsigned("!=", raw, zero)
+
+    def _load_shared(self, place: Place, dtype: str) -> Any:
+        columns, kind, size = self._e.program.user[place.name][0], self._e.scalar_type(dtype), self._e.bytes_of(dtype)
+        offset: Any = I64(place.component * size)
+        if place.index is not None:
+            row = self._e.b.sext(self._e.get(place.index, "i", False), I64)
+            offset = self._e.b.add(self._e.b.mul(row, I64(columns * size)), offset)
+        pointer = ir.PointerType(kind, self._e.space) if self._e.space else ir.PointerType(kind)
+        raw = self._e.b.load(self._e.b.bitcast(self._e.b.gep(self._e.user[place.name], [offset]), pointer))
+        if self._e.gpu:
+            # Through the read-only path, and neighbours in one instruction: XLA's arrays begin at multiples of 128.
+            raw.set_metadata("invariant.load", self._e.b.module.add_metadata([]))
+            whole = 16 if columns * size % 16 == 0 or place.index is None else size
+            raw.align = next(a for a in (16, 8, 4) if whole % a == 0 and place.component * size % a == 0)
+        return raw
 
     def store(self, place: Place, value: Any) -> None:
         """Write each lane's element, in lanes that are active and have an environment."""

@@ -29,6 +29,8 @@ def make(
     window: int | None = None,
     streams: int | None = None,
     envs_per_task: int | None = None,
+    policy: str = "oldest",
+    regroup: bool | None = None,
     dtype: str = "float32",
     autoreset: bool = True,
     threads: int = 0,
@@ -54,6 +56,8 @@ def make(
     window: int | None = None,
     streams: int | None = None,
     envs_per_task: int | None = None,
+    policy: str = "oldest",
+    regroup: bool | None = None,
     dtype: str = "float32",
     autoreset: bool = True,
     threads: int = 0,
@@ -73,16 +77,18 @@ def make(
         backend: "cpu", "cuda" or "auto" (CUDA where there is a GPU that JAX uses, else the CPU).
         scheduler: how the tasks of a step are put in order. "serial": program order. "sw": through an out-of-order
             window, independent tasks at once: on several CUDA streams, or on the CPU on its threads. "graph" (CUDA
-            only): the step as a CUDA Graph with its true branches, captured once. All give the same bits. "auto" takes
-            what `bc.tune` measured best here, else "serial"; for different robots on a GPU "sw".
+            only): the step as a CUDA Graph with its true branches, captured once. "hw": through windows inside one
+            kernel that stays on the GPU. All give the same bits. "auto" takes what `bc.tune` measured best here, else
+            "serial"; for different robots on a GPU "sw".
         granularity: one task for each stage of the physics ("stage"), for each physics step ("substep") or for a
-            whole control step ("step"). The results are the same, bit for bit; "auto" takes what `bc.tune` measured
-            best here, else what measured best elsewhere.
-        window: slots of the window of "sw", 1 to 64, default 32; with 1, tasks run in program order.
+            whole control step ("step"), bit for bit the same; "auto": what `bc.tune` measured best, here or elsewhere.
+        window: slots of the window of "sw", 1 to 64, or "hw", 1 to 32, default 32; with 1, tasks run in program order.
         streams: CUDA streams of "sw", 1 to 16, default 8.
-        envs_per_task: environments of one task on CUDA, a multiple of 32; default 0: all. A CPU task has 32.
-        dtype: "float32", or "float64" (with `jax_enable_x64`).
-        autoreset: whether `step` resets environments that ended, each to a fresh random state.
+        envs_per_task: environments of one task on CUDA, a multiple of 32; 0: all ("hw": by their number). CPU: 32.
+        policy, regroup: of "hw", which ready task runs first, and whether environments with similar work are put
+            side by side (they keep their places in all arrays); see scheduler/schedule.py.
+        dtype: "float32", or "float64" (with `jax_enable_x64`). autoreset: whether `step` resets environments that
+            ended, each to a fresh random state.
         threads: CPU threads at most; 0: all cores.
         per_env: model quantities that differ between environments, e.g. ("geom_friction", "body_mass"): pass their
             values to `reset`. They act as if that field of MjModel were changed; what MuJoCo's compiler derives from
@@ -98,14 +104,13 @@ def make(
     Raises:
         ValueError, TypeError: an unknown name or argument, or a bad value; the message names it.
     """
-    order = {"scheduler": scheduler, "granularity": granularity, "window": window, "streams": streams}
-    place = {"backend": backend, "threads": threads, "envs_per_task": envs_per_task}
-    common: dict[str, Any] = {**order, **place, "dtype": dtype, "autoreset": autoreset, "per_env": per_env}
+    given = locals()
+    common: dict[str, Any] = {setting: given[setting] for setting in _SETTINGS}
     limits = {"max_episode_steps": max_episode_steps, "nconmax": nconmax}
     if isinstance(name, Mapping):
         if num_envs != 1 or task_arguments:
-            given = [*(["num_envs"] if num_envs != 1 else []), *task_arguments]
-            raise TypeError(f"a dict has each robot's arguments, as NAME: (num_envs, arguments); got {given} beside it")
+            other = [*(["num_envs"] if num_envs != 1 else []), *task_arguments]
+            raise TypeError(f"a dict has each robot's arguments, as NAME: (num_envs, arguments); got {other} beside it")
         common |= _one_schedule(common)
         return make_mixed(name, _make_one, common | limits, make_tracer(trace, " and ".join(map(str, name))))
     task = _task(name, limits, task_arguments)
@@ -114,7 +119,7 @@ def make(
 
 _SETTINGS = (
     *("backend", "scheduler", "granularity", "window", "streams", "envs_per_task", "dtype", "autoreset", "threads"),
-    "per_env",
+    *("policy", "regroup", "per_env"),
 )
 
 

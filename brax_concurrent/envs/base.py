@@ -22,6 +22,8 @@ from brax_concurrent.envs.arrays import (
     validate_batch,
     varying_alike,
 )
+from brax_concurrent.envs.policy import MlpPolicy, key_words
+from brax_concurrent.envs.policy_kernel import KEPT, rollout_stream
 from brax_concurrent.envs.program import compile_env
 from brax_concurrent.envs.state import State
 from brax_concurrent.envs.stream import Stream, StreamBuilder
@@ -66,6 +68,8 @@ class Env:
         window: int | None = None,
         streams: int | None = None,
         envs_per_task: int | None = None,
+        policy: str = "oldest",
+        regroup: bool | None = None,
         dtype: str = "float32",
         autoreset: bool = True,
         threads: int = 0,
@@ -81,11 +85,12 @@ class Env:
         self.model: Model = load_model(task.model, nconmax=task.nconmax)
         self._defaults = default_model_values(self.model, per_env)
         knobs = {"window": window, "streams": streams, "envs_per_task": envs_per_task}
-        self._choose({"scheduler": scheduler, "granularity": granularity, **knobs}, per_env)
+        asked = {"scheduler": scheduler, "granularity": granularity, **knobs}
+        self._choose(asked, per_env, {"policy": policy, "regroup": regroup})
         self._builder = StreamBuilder(task, self.model, per_env, autoreset)
         self.per_env = tuple(per_env)
         self.tile_programs: dict[str, TileProgram] = {}  # filled by envs/program.py
-        self._programs: dict[str, Program] = {}
+        self._programs: dict[tuple[str, MlpPolicy | None, int], Program] = {}
         self._tracer = tracer
 
     @property
@@ -135,43 +140,53 @@ class Env:
     def __repr__(self) -> str:
         return f"Env({self.name!r}, num_envs={self.num_envs}, dtype={self.dtype.name!r})"
 
-    def _choose(self, asked: tuned.Settings, per_env: Sequence[str]) -> None:
+    def _choose(self, asked: tuned.Settings, per_env: Sequence[str], fixed: Mapping[str, Any]) -> None:
         """Take the scheduler and its settings that are asked for; for "auto" what was measured best here."""
         setting: dict[str, Any] = {"dtype": self.dtype.name, "threads": self._threads, "per_env": per_env}
         self._situation = tuned.situation(self.task, self.model, self.num_envs, backend=self.backend, **setting)
         chosen = tuned.recall(asked, self._situation)
         knobs = {name: chosen[name] for name in ("window", "streams", "envs_per_task") if chosen[name] is not None}
-        self.schedule = resolve_schedule(self.backend, chosen["scheduler"], **knobs)
+        self.schedule = resolve_schedule(self.backend, chosen["scheduler"], **knobs, **fixed)
         self.granularity = resolve_granularity(chosen["granularity"], self.backend, self.scheduler)
 
     # -- programs ----------------------------------------------------------------------------------------------------
 
-    def program(self, kind: str) -> Program:
+    def program(self, kind: str, policy: MlpPolicy | None = None, length: int = 1) -> Program:
         """One of this environment's native programs, compiled when it is first asked for.
 
         Args:
-            kind: "control_step", "reset_all", "reset_where" or "restart".
+            kind: "control_step", "reset_all", "reset_where", "restart" or "rollout".
+            policy, length: of a rollout, who acts and for how many control steps.
         """
-        if kind not in self._programs:
-            program = compile_env(self, kind)
+        key = (kind, policy, length)
+        if key not in self._programs:
+            program = compile_env(self, kind, policy, length)
             if kind == "control_step" and self._tracer is not None:
                 program = self._tracer.attach(program, self.num_envs, self.tile_programs.get(kind))
-            self._programs[kind] = program
-        return self._programs[kind]
+            self._programs[key] = program
+        return self._programs[key]
 
-    def stream(self, kind: str) -> tuple[Callable[[], Stream], str | None]:
+    def stream(self, kind: str, policy: MlpPolicy | None = None) -> tuple[Callable[[], Stream], str | None]:
         """What builds one of this environment's streams, and what says which stream it is, given the source.
 
         Args:
-            kind: "control_step", "reset_all", "reset_where" or "restart".
+            kind: "control_step", "reset_all", "reset_where", "restart" or "rollout": a control step with the policy
+                inside, which programs of any length repeat.
+            policy: of a rollout, who acts.
         """
-        make_stream = getattr(self._builder, kind)
+        if kind == "rollout":
+            assert policy is not None
+            kernel, applied = policy.kernel(self.task), policy.applied(self.task)
+            make_stream = functools.partial(rollout_stream, self._builder, kernel, self.granularity, applied)
+        else:
+            make_stream = getattr(self._builder, kind)
         if kind == "control_step":
             make_stream = functools.partial(make_stream, self.granularity)
         identity = self.task.identity()
         if identity is not None:
-            arguments = (self.per_env, self.autoreset, self.granularity if kind == "control_step" else "")
-            identity = f"{kind} {identity} {self.model.fingerprint} {arguments}"
+            granularity = self.granularity if kind in ("control_step", "rollout") else ""
+            arguments = (self.per_env, self.autoreset, granularity)
+            identity = f"{kind} {identity} {self.model.fingerprint} {arguments} {policy or ''}"
         return make_stream, identity
 
     # -- public operations -------------------------------------------------------------------------------------------
@@ -230,6 +245,36 @@ class Env:
         action = checked("action", action, (self.num_envs, self.action_size), self.dtype)
         return self._updated(state, self._run(self.program("control_step"), state, action=action))
 
+    def unroll(
+        self, policy: MlpPolicy, params: Any, state: State, key: jax.Array, length: int
+    ) -> tuple[State, dict[str, jax.Array]]:
+        """Let a policy act for `length` control steps, in one native call; `rollout` with `fused=True`.
+
+        Args:
+            policy: who acts. params: its parameters.
+            state: from this environment's `reset`, `step` or `unroll`.
+            key: a JAX random key, for the policy's draws.
+            length: control steps, at least 1.
+
+        Returns:
+            The state after the last step, and `(length, num_envs, ...)` arrays: `obs`, `action`, `log_prob`, `reward`,
+            `terminated`, `truncated` and `final_obs`.
+
+        Raises:
+            TypeError, ValueError: the parameters are not the policy's for this environment, or a state of another.
+        """
+        self._check_state(state)
+        policy.check(params, self.observation_size, self.action_size, self.dtype)
+        own = {
+            "policy_key": key_words(checked_key(key))[None],
+            "policy_env": jnp.arange(self.num_envs, dtype=jnp.int32),
+            "policy_step": jnp.zeros(self.num_envs, jnp.int32),
+            **policy.packed(params, self.task),
+        }
+        new = self._run(self.program("rollout", policy, length), state, **own)
+        kept = {name: new[name] for name in ("action", "log_prob", *KEPT)} | {"obs": new["policy_obs"]}
+        return self._updated(state, new | {name: new[name][-1] for name in KEPT}), kept
+
     def write_trace(self) -> Timeline:
         """Write what was recorded of the control steps so far to the file that `make` was given as `trace`.
 
@@ -276,6 +321,8 @@ class Env:
 
         internal = {"qacc_warmstart": zeros(m.nv), "key": self._keys(key)}
         internal |= {name: zeros(dtype=jnp.int32) for name in ("tick", "elapsed")}
+        if m.npair:
+            internal["work"] = zeros(dtype=jnp.int32)
         internal |= {"memory." + name: zeros(size) for name, size in self.task.memory.items()}
         info = {name: zeros(dtype=jnp.int32) for name in _COUNTERS} | {name: zeros() for name in self.task.info}
         return State(

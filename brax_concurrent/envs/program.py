@@ -20,7 +20,7 @@ from brax_concurrent.backends.cpu_program import BufferSpec, CpuProgram
 from brax_concurrent.backends.cuda_program import CudaProgram
 from brax_concurrent.backends.objects import ObjectCache
 from brax_concurrent.envs import program_cuda
-from brax_concurrent.envs.stream import Stream
+from brax_concurrent.envs.stream import Array, Stream
 from brax_concurrent.interop.jax_ffi import Program
 from brax_concurrent.kernels.specialize import TileLayout as Layout
 from brax_concurrent.kernels.specialize import specialize, touched
@@ -40,6 +40,7 @@ from brax_concurrent.scheduler.streams import compile_window
 
 if TYPE_CHECKING:
     from brax_concurrent.envs.base import Env
+    from brax_concurrent.envs.policy import MlpPolicy
 
 _PRECISIONS = {"float32": "f32", "float64": "f64"}
 
@@ -59,9 +60,13 @@ def buffers_of(stream: Stream, dtype: str) -> tuple[BufferSpec, ...]:
     """The stream's arrays as the native runner knows them."""
     names = {"f": dtype, "i": "int32", "u": "uint32", "b": "bool"}
     return tuple(
-        BufferSpec(name, () if a.scalar else (a.columns,), names[a.dtype], a.access)  # type: ignore[arg-type]
+        BufferSpec(name, _shape(a), names[a.dtype], a.access, not a.rows, a.per_step)  # type: ignore[arg-type]
         for name, a in stream.arrays.items()
     )
+
+
+def _shape(array: Array) -> tuple[int, ...]:
+    return (array.rows, array.columns) if array.rows else () if array.scalar else (array.columns,)
 
 
 def compile_stream(
@@ -83,13 +88,29 @@ def compile_stream(
     return compile_cpu(make_stream, dtype, threads, identity, schedule)
 
 
-def compile_env(env: Env, kind: str) -> Program:
+def compile_env(env: Env, kind: str, policy: MlpPolicy | None = None, steps: int = 1) -> Program:
     """One of an environment's streams as native code, scheduled as it asks for.
 
     Args:
         env: the environment.
-        kind: "control_step", "reset_all", "reset_where" or "restart".
+        kind: "control_step", "reset_all", "reset_where", "restart" or "rollout".
+        policy, steps: of a rollout, who acts and for how many control steps. On the CPU a tile goes through all of them
+            in program order, whatever the schedule: other tiles do not wait for it, nor it for them.
+
+    Raises:
+        ValueError: a rollout on a GPU with another scheduler than "hw".
     """
+    if kind == "rollout" and env.backend == "cuda":
+        if env.scheduler != "hw":
+            raise ValueError(
+                "on a GPU a rollout is one stream with scheduler='hw' only; use bc.rollout(..., fused=False)"
+            )
+        make_stream, identity = env.stream(kind, policy)
+        return program_cuda.dispatch_parts(
+            [_functions(make_stream, env.dtype.name, identity)], env.schedule, steps=steps
+        )
+    if kind == "rollout":
+        return compile_serial(replace(tile_program(env, kind, policy), steps=steps), threads=env._threads)
     if env.backend == "cpu":
         return _scheduled(tile_program(env, kind), env._threads, env.schedule)
     make_stream, identity = env.stream(kind)
@@ -165,22 +186,24 @@ def compile_cpu(
     return _scheduled(_tile_program(packed), threads, schedule or Schedule())
 
 
-def tile_program(env: Env, kind: str = "control_step") -> TileProgram:
+def tile_program(env: Env, kind: str = "control_step", policy: MlpPolicy | None = None) -> TileProgram:
     """A program of an environment on the CPU as schedulers see it: kernels, footprints, program order.
 
     Args:
         env: the environment; its granularity is that of the control step.
-        kind: "control_step", "reset_all", "reset_where" or "restart".
+        kind: "control_step", "reset_all", "reset_where", "restart" or "rollout".
+        policy: of a rollout, who acts. The program is that of one step; kernels do not depend on how many there are.
 
     Returns:
         The program; `layout.fields` says where fields lie in its arena.
     """
-    if kind not in env.tile_programs:
-        make_stream, identity = env.stream(kind)
+    key = kind if policy is None else f"{kind} {policy}"
+    if key not in env.tile_programs:
+        make_stream, identity = env.stream(kind, policy)
         dtype = env.dtype.name
         packed = _kept(identity, dtype, cpu.target(), lambda: _pack(make_stream(), dtype))
-        env.tile_programs[kind] = _tile_program(packed)
-    return env.tile_programs[kind]
+        env.tile_programs[key] = _tile_program(packed)
+    return env.tile_programs[key]
 
 
 def compile_cuda(

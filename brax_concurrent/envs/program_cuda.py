@@ -13,7 +13,7 @@ from brax_concurrent.backends.cuda_dispatch import SLOTS
 from brax_concurrent.backends.cuda_link import DispatchPart
 from brax_concurrent.backends.cuda_program import WARP, CudaOp, CudaPart, CudaProgram
 from brax_concurrent.backends.native import TILE
-from brax_concurrent.envs.stream import Stream
+from brax_concurrent.envs.stream import WORK, Stream
 from brax_concurrent.kernels.specialize import specialize, touched
 from brax_concurrent.scheduler.cuda import compile_cuda
 from brax_concurrent.scheduler.cuda_dispatch import load_dispatch
@@ -83,7 +83,7 @@ def load_part(packed: bytes, *, block: int = 0, lanes: int = WARP) -> CudaPart:
 def pack_functions(stream: Stream, dtype: str, buffers: Sequence[BufferSpec]) -> bytes:
     """A stream as functions that the dispatcher calls, as a line of JSON; needs no GPU. See `pack`."""
     special = specialize(stream.kernels, stream.view, stream.fields, stream.user, dtype)
-    code = cuda.functions(special)
+    code = cuda.functions(special, [b.name for b in buffers if b.per_step])
     header = {
         "kernels": {n: [each.symbol, [], *touched(special.programs[n])] for n, each in code.items()},
         "ops": [k.name for k in stream.kernels if k.name in code],
@@ -114,14 +114,19 @@ def load_functions(packed: bytes) -> Functions:
     return Functions(dispatched, CudaPart(ops, header["arena_bytes"], buffers, upstream, pairs))
 
 
-def dispatch_parts(parts: Sequence[Functions], schedule: Schedule, work: Sequence[float] = (1.0,)) -> CudaProgram:
-    """A program of the dispatcher; `work` as for schedule_parts."""
-    shared = [replace(each.dispatched, share=share) for each, share in zip(parts, work, strict=True)]
+def dispatch_parts(
+    parts: Sequence[Functions], schedule: Schedule, work: Sequence[float] = (1.0,), steps: int = 1
+) -> CudaProgram:
+    """A program of the dispatcher that repeats its ops `steps` times; `work` as for schedule_parts."""
+    shared = [replace(each.dispatched, share=share, steps=steps) for each, share in zip(parts, work, strict=True)]
     loaded = load_dispatch(
         shared, cuda_driver.compute_capability(), gang=schedule.envs_per_task // TILE, policy=schedule.policy
     )
+    own = [replace(each.part, steps=steps) for each in parts]
+    if loaded.large if schedule.regroup is None else schedule.regroup:
+        own = [replace(part, work=WORK if any(b.name == WORK for b in part.buffers) else "") for part in own]
     return compile_cuda(
-        [each.part for each in parts],
+        own,
         "hw",
         window=min(schedule.window, SLOTS),
         multiprocessors=cuda_driver.multiprocessors(),

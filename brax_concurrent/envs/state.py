@@ -26,7 +26,7 @@ class State:
         metrics: parts of the reward (num_envs,) by Gymnasium's names.
         model: per-environment model quantities, where the environment was made with `per_env`.
         internal: what the engine carries along: solver warm start, random key and counter, steps since the episode's
-            start (`elapsed`), the task's memory.
+            start (`elapsed`), what the solver had to do in the last step (`work`), the task's memory.
         env: fingerprint of the environment that made it.
     """
 

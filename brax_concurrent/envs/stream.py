@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
+from brax_concurrent.backends.program import UserArray
 from brax_concurrent.envs.arrays import GRANULARITIES
 from brax_concurrent.envs.random import Random
 from brax_concurrent.envs.task import Task
@@ -21,12 +22,17 @@ from brax_concurrent.kernels.kernel import Kernel
 from brax_concurrent.kernels.layout import MODEL_PREFIX, Field, physics_fields
 from brax_concurrent.kernels.model import Model
 from brax_concurrent.kernels.ops import both, either, isfinite, negate, to_int, where
+from brax_concurrent.kernels.solver import solve
 from brax_concurrent.kernels.specialize import ModelView
 from brax_concurrent.kernels.trace import infer_kernel
 
 _OBSERVERS = {"rne_post_constraint": contact_forces.rne_post_constraint}
 _STEP_DRAWS, _RESET_DRAWS = 0, 1
-COUNTER_FIELDS = {"contacts_lost": Field((1,), "contacts beyond nconmax, over all evaluations of the call", "i")}
+WORK = "work"
+COUNTER_FIELDS = {
+    "contacts_lost": Field((1,), "contacts beyond nconmax, over all evaluations of the call", "i"),
+    WORK: Field((1,), "what the solver had to do: contacts and 1 times iterations, over all evaluations", "i"),
+}
 
 
 @dataclass(frozen=True)
@@ -38,12 +44,16 @@ class Array:
         dtype: "f" (the build's floating-point type), "i" int32, "u" uint32 or "b" bool.
         access: "read", "write" or "readwrite" (carried from call to call).
         scalar: whether the array is `(num_envs,)` rather than `(num_envs, columns)`.
+        rows: of an array `(rows, columns)` that all environments share and kernels only read; 0: of no such.
+        per_step: whether each step of a rollout has its own, `(steps, num_envs, ...)`.
     """
 
     columns: int
     dtype: str
     access: str
     scalar: bool = False
+    rows: int = 0
+    per_step: bool = False
 
 
 @dataclass(frozen=True)
@@ -56,13 +66,14 @@ class Stream:
     view: ModelView
 
     @property
-    def user(self) -> dict[str, tuple[int, str]]:
+    def user(self) -> dict[str, UserArray]:
         """The arrays as kernels know them."""
         return _as_kernels_see(self.arrays)
 
 
-def _as_kernels_see(arrays: Mapping[str, Array]) -> dict[str, tuple[int, str]]:
-    return {name: (a.columns, "i" if a.dtype == "u" else a.dtype) for name, a in arrays.items()}
+def _as_kernels_see(arrays: Mapping[str, Array]) -> dict[str, UserArray]:
+    types = {name: "i" if a.dtype == "u" else a.dtype for name, a in arrays.items()}
+    return {n: (a.columns, types[n], a.rows) if a.rows else (a.columns, types[n]) for n, a in arrays.items()}
 
 
 class StreamBuilder:
@@ -123,6 +134,12 @@ class StreamBuilder:
             "truncated": Array(1, "b", "write", scalar=True),
         } | {name: Array(1, "f", "write", scalar=True) for name in names}
 
+    def step_arrays(self) -> dict[str, Array]:
+        """What a control step reads and writes."""
+        action = {"action": Array(self.task.action_size, "f", "read")}
+        work = {WORK: Array(1, "i", "readwrite", scalar=True)} if self.model.npair else {}
+        return action | self.model_arrays() | self.state_arrays() | work | self.outcome_arrays()
+
     # -- streams -----------------------------------------------------------------------------------------------------
 
     def control_step(self, granularity: str = "stage") -> Stream:
@@ -132,30 +149,39 @@ class StreamBuilder:
             granularity: one kernel for each stage, for each physics step ("substep") or for all ("step"). The bits are
                 the same.
         """
-        arrays = {"action": Array(self.task.action_size, "f", "read")}
-        arrays |= self.model_arrays() | self.state_arrays() | self.outcome_arrays()
-        make = self._maker(arrays)
-        before = [make("load", self._load), make("control", self._control)]
-        physics = counting_lost_contacts(step.physics_recipe(self.model), self.model)
+        arrays = self.step_arrays()
+        return Stream(tuple(self.step_kernels(arrays, granularity)), self.fields, arrays, self.view)
+
+    def step_kernels(
+        self, arrays: Mapping[str, Array], granularity: str, applied: Callable[[list[Any]], list[Any]] | None = None
+    ) -> list[Kernel]:
+        """The kernels of a control step.
+
+        Args:
+            arrays: the stream's.
+            granularity: see control_step.
+            applied: makes the action that is carried out of the one in the array; None: they are the same.
+        """
+        make = self.maker(arrays)
+        before = [make("load", self._load), make("control", lambda m, w: self._control(m, w, applied))]
+        physics = counting_work(counting_lost_contacts(step.physics_recipe(self.model), self.model), self.model)
         after = [*(_OBSERVERS[name] for name in self.task.observes), make("outcome", self._outcome)]
         after += self._resetting(make, self._reset if self.autoreset else self._restore)
         after += [make("store", self._store)]
         repeated = Repeat(self.task.frame_skip, tuple(physics))
         if granularity == "stage":
-            kernels = list(unrolled([*before, repeated, *after]))
-        elif granularity == "substep":
+            return list(unrolled([*before, repeated, *after]))
+        if granularity == "substep":
             middle = fused("physics_step", physics)
-            kernels = [fused("begin", before), *[middle] * self.task.frame_skip, fused("end", after)]
-        elif granularity == "step":
-            kernels = [fused("control_step", [*before, repeated, *after])]
-        else:
-            raise ValueError(f"granularity: expected one of {GRANULARITIES}, got {granularity!r}")
-        return Stream(tuple(kernels), self.fields, arrays, self.view)
+            return [fused("begin", before), *[middle] * self.task.frame_skip, fused("end", after)]
+        if granularity == "step":
+            return [fused("control_step", [*before, repeated, *after])]
+        raise ValueError(f"granularity: expected one of {GRANULARITIES}, got {granularity!r}")
 
     def reset_all(self) -> Stream:
         """A fresh random state in every environment."""
         arrays = self.model_arrays() | self.state_arrays() | {"obs": Array(self.task.observation_size, "f", "write")}
-        make = self._maker(arrays)
+        make = self.maker(arrays)
 
         def start(m: Any, w: Any) -> None:
             self._load(m, w)
@@ -170,7 +196,7 @@ class StreamBuilder:
         """A fresh random state where `mask` holds; the others stay as they are."""
         arrays = {"mask": Array(1, "b", "read", scalar=True)} | self.model_arrays() | self.state_arrays()
         arrays |= {"obs": Array(self.task.observation_size, "f", "readwrite")}
-        make = self._maker(arrays)
+        make = self.maker(arrays)
 
         def start(m: Any, w: Any) -> None:
             self._load(m, w)
@@ -184,7 +210,7 @@ class StreamBuilder:
     def restart(self) -> Stream:
         """Derived quantities and observation of given positions and velocities."""
         arrays = self.model_arrays() | self.state_arrays() | {"obs": Array(self.task.observation_size, "f", "write")}
-        make = self._maker(arrays)
+        make = self.maker(arrays)
 
         def start(m: Any, w: Any) -> None:
             self._load(m, w)
@@ -216,9 +242,10 @@ class StreamBuilder:
 
         return [masked(kernel) for kernel in step.observable(self.model)]
 
-    def _maker(self, arrays: Mapping[str, Array]) -> Callable[..., Kernel]:
+    def maker(self, arrays: Mapping[str, Array], fields: Mapping[str, Field] | None = None) -> Callable[..., Kernel]:
+        """What makes a kernel of a name and a function, on these arrays and fields (None: the builder's)."""
         user = _as_kernels_see(arrays)
-        return lambda name, function: infer_kernel(name, function, self.view, self.fields, user)
+        return lambda name, function: infer_kernel(name, function, self.view, fields or self.fields, user)
 
     # -- kernels -----------------------------------------------------------------------------------------------------
 
@@ -227,8 +254,9 @@ class StreamBuilder:
         for name in ("qpos", "qvel", "qacc_warmstart"):
             copy_in(w, name, name, self.fields[name].shape)
 
-    def _control(self, m: Any, w: Any) -> None:
-        good, action = finite_or_zeros([w.user.action[i] for i in range(self.task.action_size)])
+    def _control(self, m: Any, w: Any, applied: Callable[[list[Any]], list[Any]] | None = None) -> None:
+        given = [w.user.action[i] for i in range(self.task.action_size)]
+        good, action = finite_or_zeros(given if applied is None else applied(given))
         for i, a in enumerate(action):
             w.action[i] = a
         w.user.bad_actions[0] = w.user.bad_actions[0] + to_int(negate(good))
@@ -265,6 +293,8 @@ class StreamBuilder:
             w.user.final_obs[i] = x
             w.user.obs[i] = x
         self._keep(w, after)
+        if m.npair:
+            w.user.work[0] = w.work[0]
         w.user.contacts_lost[0] = w.user.contacts_lost[0] + w.contacts_lost[0]
         w.user.diverged[0] = w.user.diverged[0] + to_int(bad)
 
@@ -321,6 +351,7 @@ def load_constants(m: Any, w: Any, model: Model, per_env: Sequence[str]) -> None
             w.rk4_trend[i] = 0.0
     w.diverged[0] = 0
     w.contacts_lost[0] = 0
+    w.work[0] = 0
 
 
 def finite_or_zeros(values: Sequence[Any]) -> tuple[Any, list[Any]]:
@@ -342,11 +373,30 @@ def counting_lost_contacts(recipe: Recipe, model: Model) -> list[Any]:
 
     names = ("ncon_lost", "contacts_lost")
     counting = Kernel(collision.name, function, (*collision.reads, *names), (*collision.writes, "contacts_lost"))
+    return _with(recipe, collision, counting)
+
+
+def counting_work(recipe: Recipe, model: Model) -> list[Any]:
+    """The recipe, whose solver adds what it had to do to `work`, by which the dispatcher groups environments."""
+    if not model.npair:
+        return list(recipe)
+
+    def function(m: Any, w: Any) -> None:
+        solve.function(m, w)
+        w.work[0] = w.work[0] + (w.solver_niter[0] + 1) * (w.ncon[0] + 1)
+
+    names = ("solver_niter", "ncon", WORK)
+    counting = Kernel(solve.name, function, tuple(dict.fromkeys((*solve.reads, *names))), (*solve.writes, WORK))
+    return _with(recipe, solve, counting)
+
+
+def _with(recipe: Recipe, kernel: Kernel, other: Kernel) -> list[Any]:
+    """The recipe with one kernel for another."""
 
     def changed(item: Any) -> Any:
         if isinstance(item, Repeat):
             return Repeat(item.times, tuple(changed(inner) for inner in item.body))
-        return counting if item is collision else item
+        return other if item is kernel else item
 
     return [changed(item) for item in recipe]
 

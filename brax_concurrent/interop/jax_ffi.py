@@ -26,6 +26,7 @@ from brax_concurrent.backends.native import (
     DESC_OPS,
     DESC_ORDERED,
     DESC_POISON,
+    DESC_STEPS,
     DESC_THREADS,
     DESC_TIMEOUT,
     DESC_WINDOW,
@@ -68,7 +69,7 @@ def _signature(program: Program) -> tuple[np.ndarray, list[np.ndarray]]:
         words += [
             -1 if spec.access == "write" else arg,
             -1 if spec.access == "read" else ret,
-            spec.item_bytes if spec.per_env else 0,
+            spec.item_bytes * (program.steps if spec.per_step else 1) if spec.per_env else 0,
             0 if spec.per_env else spec.item_bytes,
             code,
             item_bytes,
@@ -85,7 +86,7 @@ def _content(program: Program) -> tuple[object, ...]:
         return program.content()
     count = int(program.desc[DESC_OPS])
     predicates = program.desc[DESC_FIRST_OP : DESC_FIRST_OP + 2 * count][1::2].tolist()
-    settings = [int(program.desc[word]) for word in (DESC_ARENA_BYTES, DESC_THREADS, DESC_POISON, *_WINDOW)]
+    settings = [int(program.desc[word]) for word in (DESC_ARENA_BYTES, DESC_THREADS, DESC_POISON, DESC_STEPS, *_WINDOW)]
     return program.buffers, predicates, settings
 
 
@@ -135,7 +136,8 @@ def _varying_axes(arrays: Sequence[jax.Array]) -> tuple[Any, ...]:
 
 def _describe_outputs(program: Program, num_envs: int, axes: tuple[Any, ...]) -> list[Any]:
     """Objects with each output's shape, dtype and, under shard_map, the axes along which it varies."""
-    shapes: list[tuple[tuple[int, ...], str]] = [(spec.array_shape(num_envs), spec.dtype) for spec in program.outputs]
+    steps = program.steps
+    shapes: list[tuple[tuple[int, ...], str]] = [(s.array_shape(num_envs, steps), s.dtype) for s in program.outputs]
     if isinstance(program, CudaProgram):
         shapes.append(((program.scratch_bytes(num_envs),), "uint8"))
     if not axes:
@@ -168,15 +170,15 @@ def _compiled(program: Program, num_envs: int) -> Callable[..., tuple[jax.Array,
 
 def _num_envs(program: Program, inputs: Sequence[jax.Array]) -> int:
     for spec, array in zip(program.inputs, inputs, strict=True):
-        if spec.per_env:
+        if spec.per_env and not spec.per_step:
             if not array.shape:
                 raise ValueError(f"input {spec.name}: expected a leading axis of environments, got a scalar")
             return int(array.shape[0])
     raise ValueError("no input has an axis of environments: give num_envs")
 
 
-def _check_input(spec: BufferSpec, array: jax.Array, num_envs: int) -> None:
-    shape = spec.array_shape(num_envs)
+def _check_input(spec: BufferSpec, array: jax.Array, num_envs: int, steps: int) -> None:
+    shape = spec.array_shape(num_envs, steps)
     if tuple(array.shape) != shape or array.dtype != spec.dtype:
         raise ValueError(f"input {spec.name}: expected {spec.dtype}{list(shape)}, got {array.dtype}{list(array.shape)}")
 
@@ -196,8 +198,7 @@ def ffi_call(program: Program, inputs: Sequence[jax.Array], num_envs: int | None
 
     Args:
       program: what to run; `register`ed with its first call.
-      inputs: one array per `program.inputs`, in that order, of exactly that shape, (num_envs, *spec.shape) or
-        spec.shape, and dtype.
+      inputs: one array per `program.inputs`, in that order, of exactly that shape, `spec.array_shape`, and dtype.
       num_envs: environments; None: a composite's own number, else the length of the first per-environment input.
         Static.
 
@@ -220,6 +221,6 @@ def ffi_call(program: Program, inputs: Sequence[jax.Array], num_envs: int | None
         raise ValueError(f"num_envs must be {fixed}, all environments of the composite, got {num_envs}")
     call = _compiled(program, num_envs)
     for spec, array in zip(program.inputs, inputs, strict=True):
-        _check_input(spec, array, num_envs)
+        _check_input(spec, array, num_envs, program.steps)
     with _placed(program):
         return call(*inputs)

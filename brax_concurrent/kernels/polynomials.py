@@ -2,7 +2,8 @@
 
 Sources: range reduction by Cody and Waite (Software Manual for the Elementary Functions, 1980); minimax coefficients of
 sine and cosine from Cephes (S. Moshier; single) and fdlibm (Sun Microsystems; double); logarithm as the series of
-2 artanh((m - 1) / (m + 1)); exponential as its Taylor series after reduction by ln 2.
+2 artanh((m - 1) / (m + 1)); exponential as its Taylor series after reduction by ln 2; hyperbolic tangent from Eigen
+(G. Guennebaud, B. Jacob et al., MathFunctionsImpl.h; single) and Cephes (tanh.c; double).
 """
 
 from __future__ import annotations
@@ -38,6 +39,21 @@ _HALF_PI = {
     "f32": (1.5703125, 4.837512969970703125e-4, 7.54978995489188216e-8),
     "f64": (1.57079632673412561417e00, 6.07710050630396597660e-11, 2.02226624879595063154e-21),
 }
+# tanh(x) = x P(x**2) / Q(x**2) for |x| <= _TANH_LIMIT, beyond which it is 1 in single precision.
+_TANH_LIMIT = 7.90531110763549805
+_TANH_P = (
+    4.89352455891786e-03,
+    6.37261928875436e-04,
+    1.48572235717979e-05,
+    5.12229709037114e-08,
+    -8.60467152213735e-11,
+    2.00018790482477e-13,
+    -2.76076847742355e-16,
+)
+_TANH_Q = (4.89352518554385e-03, 2.26843463243900e-03, 1.18534705686654e-04, 1.19825839466702e-06)
+# tanh(x) = x + x**3 P(x**2) / Q(x**2) for |x| < 0.625, in double precision.
+_TANH_SMALL_P = (-1.61468768441708447952e3, -9.92877231001918586564e1, -9.64399179425052238628e-1)
+_TANH_SMALL_Q = (4.84406305325125486048e3, 2.23548839060100448583e3, 1.12811678491632931402e2, 1.0)
 
 
 def _horner(x: Any, coefficients: tuple[float, ...]) -> Any:
@@ -88,3 +104,26 @@ def exp(x: Value) -> Any:
         factorial *= max(i, 1)
         coefficients.append(1.0 / factorial)
     return _horner(r, tuple(coefficients)) * t.emit("from_bits", ((t.convert("i", k) + 127) << 23,), "f")
+
+
+def tanh(x: Value) -> Any:
+    """Hyperbolic tangent: a rational function of the clamped argument; in double precision that or from exp."""
+    t = x.tracer
+    if t.precision == "f32":
+        limit = _TANH_LIMIT
+        x = t.select(x > limit, limit, t.select(x < -limit, -limit, x))  # leaves NaN
+        r2 = x * x
+        return x * _horner(r2, _TANH_P) / _horner(r2, _TANH_Q)
+    size = t.unary("abs", x)
+    clamped = t.select(size > 20.0, 20.0, size)
+    large = 1.0 - 2.0 / (exp(2.0 * clamped) + 1.0)
+    r2 = x * x
+    small = t.fma(x * r2, _horner(r2, _TANH_SMALL_P) / _horner(r2, _TANH_SMALL_Q), x)
+    return t.select(size < 0.625, small, t.select(x < 0.0, -large, large))
+
+
+def sigmoid(x: Value) -> Any:
+    """The logistic function 1 / (1 + exp(-x))."""
+    t = x.tracer
+    x = t.select(x > 80.0, 80.0, t.select(x < -80.0, -80.0, x))  # leaves NaN
+    return 1.0 / (1.0 + exp(-x))

@@ -19,17 +19,24 @@ class ReferenceWorld:
         fields: what the stream knows (kernels/layout.py).
         num_envs: number of environments.
         user: the user's arrays by name, each `(num_envs, n)`, written in place.
+        shared: those that all environments share, `(rows, columns)`.
 
     Unwritten fields are NaN (integers: -1), so reading what nobody wrote shows.
     """
 
-    def __init__(self, fields: Mapping[str, Field], num_envs: int, user: Mapping[str, np.ndarray] | None = None):
+    def __init__(
+        self,
+        fields: Mapping[str, Field],
+        num_envs: int,
+        user: Mapping[str, np.ndarray] | None = None,
+        shared: Mapping[str, np.ndarray] | None = None,
+    ):
         self.precision = "f64"
         self._num_envs = num_envs
         self._mask: np.ndarray = np.ones(num_envs, bool)
         self._loops: list[np.ndarray] = []
         self._views: dict[str, _FieldView] = {}
-        self.user = _UserArrays(self, dict(user or {}))
+        self.user = _UserArrays(self, dict(user or {}), dict(shared or {}))
         for name, field in fields.items():
             fill, dtype = (np.nan, np.float64) if field.dtype == "f" else (-1, np.int32)
             self._views[name] = _FieldView(self, np.full((*field.shape, num_envs), fill, dtype))
@@ -167,10 +174,11 @@ class _Variable:
 
 
 class _UserArrays:
-    def __init__(self, world: ReferenceWorld, arrays: dict[str, np.ndarray]):
+    def __init__(self, world: ReferenceWorld, arrays: dict[str, np.ndarray], shared: dict[str, np.ndarray]):
         self.__dict__["_columns"] = {name: _UserArray(world, array) for name, array in arrays.items()}
+        self.__dict__["_columns"] |= {name: _SharedArray(world, array) for name, array in shared.items()}
 
-    def __getattr__(self, name: str) -> _UserArray:
+    def __getattr__(self, name: str) -> _UserArray | _SharedArray:
         try:
             return self.__dict__["_columns"][name]
         except KeyError:
@@ -187,3 +195,14 @@ class _UserArray:
 
     def __setitem__(self, index: int, value: Any) -> None:
         self._world.store(self._array[:, index] if self._array.ndim == 2 else self._array, value)
+
+
+class _SharedArray:
+    def __init__(self, world: ReferenceWorld, array: np.ndarray):
+        self._world, self._array = world, array.astype(np.float64 if array.dtype.kind == "f" else np.int32)
+
+    def __getitem__(self, index: tuple[Any, int]) -> np.ndarray:
+        row, column = index
+        if is_lane_integer(row):
+            row = np.where(self._world._mask, row, 0)
+        return np.broadcast_to(self._array[row, column], (self._world._num_envs,)).copy()

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from brax_concurrent.backends.program import Barrier, Block, Break, Loop, Place, Store, Value, When, walk
+from brax_concurrent.backends.program import Barrier, Block, Break, Loop, Place, Store, UserArray, Value, When, walk
 from brax_concurrent.kernels.kernel import Kernel
 from brax_concurrent.kernels.layout import MODEL_PREFIX, Field
 from brax_concurrent.kernels.trace import VARYING, Facts, Trace, trace
@@ -105,13 +105,13 @@ class LaneProgram:
         name: the kernel's name.
         root: the program.
         layout: the arena it works on.
-        user: the stream's user arrays in order: name to (columns, dtype).
+        user: the stream's user arrays in order, by name.
     """
 
     name: str
     root: Block
     layout: TileLayout
-    user: Mapping[str, tuple[int, str]]
+    user: Mapping[str, UserArray]
 
 
 Spans = list[Any]
@@ -162,14 +162,14 @@ class Specialized:
 
     programs: Mapping[str, LaneProgram]
     layout: TileLayout
-    user: Mapping[str, tuple[int, str]]
+    user: Mapping[str, UserArray]
 
 
 def specialize(
     kernels: Iterable[Kernel],
     view: ModelView,
     fields: Mapping[str, Field],
-    user: Mapping[str, tuple[int, str]],
+    user: Mapping[str, UserArray],
     precision: str = "f32",
 ) -> Specialized:
     """Trace and simplify the kernels of a stream.
@@ -178,7 +178,7 @@ def specialize(
         kernels: in program order; repeats are traced once.
         view: the model.
         fields: all fields that the kernels may name.
-        user: user arrays, name to (columns, dtype "f", "i" or "b").
+        user: user arrays by name: (columns, dtype "f", "i" or "b"), and the rows of those that are shared.
         precision: "f32" or "f64".
 
     Raises:
@@ -201,7 +201,7 @@ def _trace_until_stable(
     kernels: Sequence[Kernel],
     view: ModelView,
     fields: Mapping[str, Field],
-    user: Mapping[str, tuple[int, str]],
+    user: Mapping[str, UserArray],
     precision: str,
 ) -> list[Trace]:
     """Trace with the facts of the last round until they hold. A fact that failed once is never assumed again."""

@@ -13,7 +13,19 @@ from typing import Any
 
 import numpy as np
 
-from brax_concurrent.backends.program import Barrier, Block, Break, Builder, Local, Loop, Place, Store, Value, When
+from brax_concurrent.backends.program import (
+    Barrier,
+    Block,
+    Break,
+    Builder,
+    Local,
+    Loop,
+    Place,
+    Store,
+    UserArray,
+    Value,
+    When,
+)
 from brax_concurrent.kernels.kernel import Kernel
 from brax_concurrent.kernels.layout import MODEL_PREFIX, Field
 
@@ -45,7 +57,7 @@ def trace(
     kernel: Kernel,
     m: Any,
     fields: Mapping[str, Field],
-    user: Mapping[str, tuple[int, str]],
+    user: Mapping[str, UserArray],
     facts: Facts,
     precision: str,
 ) -> Trace:
@@ -55,7 +67,7 @@ def trace(
         kernel: the declared kernel.
         m: the model view (kernels/specialize.py).
         fields: shapes of all fields.
-        user: the users' arrays: name to (columns, dtype "f", "i" or "b").
+        user: the users' arrays by name: (columns, dtype "f", "i" or "b"), and the rows of those that are shared.
         facts: components known to be constant in the whole stream.
         precision: "f32" or "f64".
 
@@ -68,7 +80,7 @@ def trace(
 
 
 def infer_kernel(
-    name: str, function: Any, m: Any, fields: Mapping[str, Field], user: Mapping[str, tuple[int, str]]
+    name: str, function: Any, m: Any, fields: Mapping[str, Field], user: Mapping[str, UserArray]
 ) -> Kernel:
     """A kernel whose reads and writes are what tracing the function once shows."""
     everything = (*fields, *("user." + n for n in user))
@@ -88,7 +100,7 @@ class TracingWorld:
         self,
         kernel: Kernel,
         fields: Mapping[str, Field],
-        user: Mapping[str, tuple[int, str]],
+        user: Mapping[str, UserArray],
         facts: Facts,
         precision: str,
     ):
@@ -352,13 +364,16 @@ class _FieldView:
 
 
 class _UserArrays:
-    def __init__(self, world: TracingWorld, arrays: Mapping[str, tuple[int, str]]):
+    def __init__(self, world: TracingWorld, arrays: Mapping[str, UserArray]):
         self._world, self._arrays = world, arrays
 
-    def __getattr__(self, name: str) -> _UserArray:
+    def __getattr__(self, name: str) -> _UserArray | _SharedArray:
         if name.startswith("_") or name not in self._arrays:
             raise AttributeError(f"no user array named {name!r}")
-        return _UserArray(self._world, name, *self._arrays[name])
+        columns, dtype, *rows = self._arrays[name]
+        if rows:
+            return _SharedArray(self._world, name, columns, dtype, *rows)
+        return _UserArray(self._world, name, columns, dtype)
 
 
 class _UserArray:
@@ -383,6 +398,36 @@ class _UserArray:
         value = self._world._operand(value, self._dtype, "user." + self._name)
         self._world._memory["user." + self._name, column, None] = value
         self._world.builder.statement(Store(Place("user", self._name, column), value))
+
+
+class _SharedArray:
+    """An array that all environments share, `[row, column]`: every lane gets the same number."""
+
+    def __init__(self, world: TracingWorld, name: str, columns: int, dtype: str, rows: int):
+        self._world, self._name, self._shape, self._dtype = world, name, (rows, columns), dtype
+
+    def __getitem__(self, index: tuple[Any, int]) -> Any:
+        row, column = index
+        rows, columns = self._shape
+        if not 0 <= column < columns:
+            raise IndexError(f"user.{self._name}: column {column} is outside 0..{columns - 1}")
+        if isinstance(row, Value):
+            if not row.uniform:
+                raise ValueError(f"user.{self._name}: a row of a shared array is a Python int or a loop counter")
+        elif not 0 <= row < rows:
+            raise IndexError(f"user.{self._name}: row {row} is outside 0..{rows - 1}")
+        self._world.check("user." + self._name, "read")
+        known = self._world._memory
+        runtime = isinstance(row, Value)
+        key = ("user." + self._name, column if runtime else row * columns + column, row.ident if runtime else None)
+        if key not in known:
+            place = Place("user", self._name, key[1], row if runtime else None, shared=True)
+            args = (row,) if runtime else ()
+            known[key] = self._world.builder.fresh("load", args, self._dtype, place, uniform=True)
+        return known[key]
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        raise TypeError(f"user.{self._name}: all environments share it, so a kernel cannot write it")
 
 
 class _Variable:

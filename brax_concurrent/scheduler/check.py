@@ -102,12 +102,15 @@ class FootprintChecker:
       program, num_envs, names: see `check_footprints`.
 
     Raises:
-      ValueError: num_envs < 1, or a field lies outside the arena or over another one.
+      ValueError: num_envs < 1, a program of several steps (whose ops are those of one), or a field lies outside the
+        arena or over another one.
     """
 
     def __init__(self, program: TileProgram, num_envs: int, *, names: Sequence[ArenaField] | None = None):
         if num_envs < 1:
             raise ValueError(f"num_envs must be at least 1, got {num_envs}")
+        if program.steps != 1:
+            raise ValueError(f"program: a program of one step is checked, got one of {program.steps}")
         self._program, self._num_envs = program, num_envs
         self._memory = Memory(program, num_envs, program.layout.fields if names is None else names)
         self._found: dict[tuple[str, Access, str], Violation] = {}

@@ -38,7 +38,7 @@ from brax_concurrent.backends.cuda_dispatch import (
     POLICIES,
     SLOTS,
 )
-from brax_concurrent.backends.cuda_link import DispatchPart, link_program, parameter_words
+from brax_concurrent.backends.cuda_link import DispatchPart, compile_block_kernel, link_program, parameter_words
 from brax_concurrent.backends.cuda_program import (
     DESC_CONTROL_BYTES,
     DESC_ERRORS,
@@ -46,25 +46,31 @@ from brax_concurrent.backends.cuda_program import (
     DESC_FUNCTIONS,
     DESC_GANG,
     DESC_KERNEL,
+    DESC_MOST_GANG,
     DESC_MULTIPROCESSORS,
     DESC_PARAMETERS,
     DESC_PARTS,
     DESC_POLICY,
+    DESC_REGROUP,
     DESC_TIMEOUT,
     DESC_TRACE,
     DESC_WARPS,
     DESC_WINDOW,
+    ORDER_BYTES,
+    PART_ARENA_BYTES,
     PART_BUFFERS,
     PART_OPS,
     PART_WORDS,
+    PART_WORK,
     RECORD_FIRST_BUFFER,
+    RECORD_NUM_ENVS,
     RECORD_ORDER,
     WARP,
     CudaPart,
 )
 from brax_concurrent.backends.intrinsics import load_i32, load_i64, store_i64
 from brax_concurrent.backends.native import TILE, WORD, source_hash
-from brax_concurrent.scheduler import dispatcher, dispatcher_report, dispatcher_work
+from brax_concurrent.scheduler import dispatcher, dispatcher_report, dispatcher_work, regroup
 from brax_concurrent.scheduler.cuda_streams import (
     CALL_POINTERS,
     CALL_WINDOW,
@@ -79,7 +85,10 @@ SOURCES = (dispatcher, dispatcher_report, dispatcher_work, cuda_device, cuda_dis
 """What the kernel is made of."""
 
 STUCK = -10  # instead of an error code of the driver: the watchdog ended an earlier call
+LEAST_BUNDLES = 1.5  # of a multiprocessor, below which nothing is regrouped: the slowest bundle decides there
 MAX_WARPS = 8  # of a block: with more, a thread has fewer than 255 registers
+LARGE_CODE = 400_000  # bytes; the more code, the more warps should go through it together, and the longer they wait
+_MOST_GANG, _LARGE_GANG = 4, 8
 _PARTITIONS, _REGISTERS = 4, 16384  # of a multiprocessor, and 32-bit registers of each
 
 
@@ -88,11 +97,12 @@ class Dispatch:
     """A program of the dispatcher, loaded.
 
     Attributes:
-        kernel: the one kernel. words: what the program's descriptor has of it.
+        kernel: the one kernel. large: whether its code is. words: what the program's descriptor has of it.
         errors: the error cell, int32 words, see cuda_dispatch.E_*.
     """
 
     kernel: cuda_driver.Kernel
+    large: bool
     words: Mapping[int, int]
     errors: np.ndarray
 
@@ -121,18 +131,25 @@ def load_dispatch(
     kernel = cuda_driver.load_kernel("dispatcher", symbol, cubin)
     cuda_driver.make_resident([kernel])
     errors = cuda_driver.shared_words(ERROR_WORDS)
+    capability = compute_capability
+    made_of = source_hash(regroup.__file__, cuda_device.__file__)
+    entry, code = compile_block_kernel(regroup.regroup, made_of, regroup.SHARED_WORDS, regroup.THREADS, capability)
+    order = cuda_driver.load_kernel("regroup", entry, code)
+    cuda_driver.make_resident([order])
     registers = (kernel.registers() + 7) // 8 * 8
     warps = min(_REGISTERS // (registers * WARP) * _PARTITIONS, MAX_WARPS)
     words = {
         DESC_KERNEL: kernel.handle,
         DESC_WARPS: warps,
         DESC_GANG: min(gang, warps),
+        DESC_MOST_GANG: min(_LARGE_GANG if len(cubin) > LARGE_CODE else _MOST_GANG, warps),
         DESC_POLICY: POLICIES.index(policy),
+        DESC_REGROUP: order.handle,
         DESC_CONTROL_BYTES: COUNTERS_BYTES,
         DESC_ERRORS: int(errors.ctypes.data),
         DESC_PARAMETERS: parameter_words(parts),
     }
-    return Dispatch(kernel, words, errors)
+    return Dispatch(kernel, len(cubin) > LARGE_CODE, words, errors)
 
 
 # --- one call ---------------------------------------------------------------------------------------------------------
@@ -146,8 +163,7 @@ def _tiles(desc: int, part: int, num_envs: int) -> int:
 @njit
 def _gang(desc: int, num_envs: int) -> int:
     """Warps of a gang, as a power of 2: as few as let each bundle have a multiprocessor of its own."""
-    given, warps = load_i64(desc + WORD * DESC_GANG), load_i64(desc + WORD * DESC_WARPS)
-    shift = 0
+    given, shift = load_i64(desc + WORD * DESC_GANG), 0
     if given != 0:
         while (1 << shift) < given:
             shift += 1
@@ -155,9 +171,37 @@ def _gang(desc: int, num_envs: int) -> int:
     tiles = 0
     for part in range(load_i64(desc + WORD * DESC_PARTS)):
         tiles += _tiles(desc, part, num_envs)
-    while (2 << shift) <= warps and tiles > load_i64(desc + WORD * DESC_MULTIPROCESSORS) << shift:
+    while (2 << shift) <= load_i64(desc + WORD * DESC_MOST_GANG) and tiles > load_i64(
+        desc + WORD * DESC_MULTIPROCESSORS
+    ) << shift:
         shift += 1
     return shift
+
+
+@njit
+def _regroup(desc: int, call: int, stream: int, num_envs: int, arena: int) -> int:
+    """Launch what orders the environments of parts that are regrouped, and note where; 0 or an error."""
+    error, order = 0, arena
+    for part in range(load_i64(desc + WORD * DESC_PARTS)):
+        words = desc + WORD * (DESC_FIRST_PART + PART_WORDS * part)
+        order += _tiles(desc, part, num_envs) * load_i64(words + WORD * PART_ARENA_BYTES)
+    for part in range(load_i64(desc + WORD * DESC_PARTS)):
+        work = load_i64(desc + WORD * (DESC_FIRST_PART + PART_WORDS * part + PART_WORK))
+        record, tiles = unit_address(call, part) + WORD * UNIT_RECORD, _tiles(desc, part, num_envs)
+        bundles = tiles >> _gang(desc, num_envs)
+        paid = work >= 0 and bundles >= LEAST_BUNDLES * load_i64(desc + WORD * DESC_MULTIPROCESSORS)
+        store_i64(record + WORD * RECORD_ORDER, order if paid else 0)
+        if work >= 0:
+            order += ORDER_BYTES * tiles
+        if paid and error == 0:
+            pointers = load_i64(call + WORD * CALL_POINTERS)
+            store_i64(pointers, record + WORD * (RECORD_FIRST_BUFFER + work))
+            store_i64(pointers + WORD, record + WORD * RECORD_NUM_ENVS)
+            store_i64(pointers + 2 * WORD, record + WORD * RECORD_ORDER)
+            launch = load_i64(load_i64(desc + WORD * DESC_FUNCTIONS) + WORD * F_LAUNCH)
+            kernel = load_i64(desc + WORD * DESC_REGROUP)
+            error = launch_kernel(launch, kernel, 1, regroup.THREADS, stream, pointers)
+    return error
 
 
 @njit
@@ -198,13 +242,15 @@ def launch_dispatched(desc: int, call: int, stream: int, num_envs: int, arena: i
     store_i64(control + WORD * C_POLICY, load_i64(desc + WORD * DESC_POLICY))
     store_i64(control + WORD * C_DYNAMIC, 1 if dynamic else 0)
     store_i64(control + WORD * C_WINDOW, min(load_i64(desc + WORD * DESC_WINDOW), SLOTS))
+    error = _regroup(desc, call, stream, num_envs, arena)
+    if error != 0:
+        return fail_call(call, error, 0, 0)
     pointer = load_i64(call + WORD * CALL_POINTERS)
     for word in range(CONTROL_WORDS):
         store_i64(pointer, control + WORD * word)
         pointer += WORD
     for part in range(parts):
         record = unit_address(call, part) + WORD * UNIT_RECORD
-        store_i64(record + WORD * RECORD_ORDER, 0)
         buffers = load_i64(desc + WORD * (DESC_FIRST_PART + PART_WORDS * part + PART_BUFFERS))
         for word in range(RECORD_FIRST_BUFFER + buffers):
             store_i64(pointer, record + WORD * word)

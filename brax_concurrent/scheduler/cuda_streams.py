@@ -34,6 +34,7 @@ from brax_concurrent.backends.cuda_program import (
     OP_KIND,
     OP_PARAMETERS,
     OP_WORDS,
+    ORDER_BYTES,
     PART_ARENA_BYTES,
     PART_BLOCK,
     PART_BUFFERS,
@@ -48,6 +49,7 @@ from brax_concurrent.backends.cuda_program import (
     PART_TABLE,
     PART_UNIT_TILES,
     PART_WORDS,
+    PART_WORK,
     RECORD_ARENA,
     RECORD_FIRST_BUFFER,
     RECORD_LANES,
@@ -97,11 +99,12 @@ def _units_of(part: int, num_envs: int) -> int:
 
 @njit
 def scratch_bytes(desc: int, num_envs: int) -> int:
-    """Bytes of the arenas of all tiles, and of what the dispatcher counts with."""
+    """Bytes of the arenas of all tiles, and of what the dispatcher needs besides."""
     total = load_i64(desc + WORD * DESC_CONTROL_BYTES)
     for index in range(load_i64(desc + WORD * DESC_PARTS)):
         part = desc + WORD * (DESC_FIRST_PART + PART_WORDS * index)
-        total += (part_envs(part, num_envs) + TILE - 1) // TILE * load_i64(part + WORD * PART_ARENA_BYTES)
+        each = load_i64(part + WORD * PART_ARENA_BYTES) + (ORDER_BYTES if load_i64(part + WORD * PART_WORK) >= 0 else 0)
+        total += (part_envs(part, num_envs) + TILE - 1) // TILE * each
     return total
 
 

@@ -257,6 +257,11 @@ def recordable(program: CpuProgram) -> CpuProgram:
 
     Rows have the tasks of `TileProgram.tasks` or `TileComposite.tasks` without interleave. Tasks of a tile run in
     program order on one lane, tiles at once.
+
+    Raises:
+      ValueError: the program has several steps.
     """
+    if program.steps > 1:
+        raise ValueError(f"program: only a program of one step can be recorded, got one of {program.steps}")
     words = {DESC_RECORDABLE: 1, DESC_STATE_WORDS: STATE_WORDS}
     return with_runner(program, _participate(), words, content_hash("recordable", program.fingerprint), ())

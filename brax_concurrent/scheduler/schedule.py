@@ -32,6 +32,8 @@ class Schedule:
             256; 0: by the number of environments.
         policy: which of the ready tasks "hw" runs first: "oldest", "same_kernel" (the kernel that this worker ran
             before, whose instructions are at hand) or "depth_first" (a tile that was begun before others).
+        regroup: whether "hw" puts environments of similar work into the same tiles where there are many tiles. None:
+            robots whose code is large, for which it was measured to pay.
 
     Raises:
         TypeError, ValueError: naming the argument.
@@ -42,6 +44,7 @@ class Schedule:
     streams: int = 8
     envs_per_task: int = 0
     policy: str = "oldest"
+    regroup: bool | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.scheduler, str) or self.scheduler not in SCHEDULERS:
@@ -54,6 +57,8 @@ class Schedule:
             raise ValueError(f"envs_per_task: expected 0 or a multiple of 32, got {self.envs_per_task}")
         if self.policy not in POLICIES:
             raise ValueError(f"policy: expected one of {POLICIES}, got {self.policy!r}")
+        if self.regroup not in (None, True, False):
+            raise TypeError(f"regroup: expected True, False or None, got {self.regroup!r}")
 
 
 def whole(name: str, value: Any) -> int:

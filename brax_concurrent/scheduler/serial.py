@@ -86,7 +86,7 @@ class TileLayout:
         raise ValueError(f"no buffer is called {span!r}; there are {[spec.name for spec in self.buffers]}")
 
     def whole(self, index: int, num_envs: int) -> Segment:
-        """All bytes of a user's buffer."""
+        """All bytes of a user's buffer, of one that has a part for each step those of the first."""
         spec = self.buffers[index]
         return Segment(index, 0, spec.item_bytes * (num_envs if spec.per_env else 1))
 
@@ -159,15 +159,22 @@ class TileOp:
 class TileProgram:
     """What every tile runs in a control step: `ops` in program order, kernels any number of times.
 
+    layout, ops  the memory and the kernels
+    steps        the ops are run so many times, each time on the next part of the arrays that have one for each step.
+                 Footprints are those of the first
+
     Raises:
-      ValueError: a kernel's footprint has a buffer that is not there, bytes beyond one that all tiles share, or writes
-        to one whose access is "read".
+      ValueError: steps < 1, or a kernel's footprint has a buffer that is not there, bytes beyond one that all tiles
+        share, or writes to one whose access is "read".
     """
 
     layout: TileLayout
     ops: tuple[TileOp, ...]
+    steps: int = 1
 
     def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise ValueError(f"steps must be at least 1, got {self.steps}")
         for kernel in dict.fromkeys(op.kernel for op in self.ops):
             footprint = kernel.footprint(0)
             for does, segments in (("reads", footprint.reads), ("writes", footprint.writes)):
@@ -208,7 +215,7 @@ class TileProgram:
 
     def places(self, num_envs: int, interleave: int = 1) -> Iterator[Place]:
         """For each task of `tasks`, which op it is of which tile, without its footprint: (0, tile, op)."""
-        ops = range(len(self.ops))
+        ops = [*range(len(self.ops))] * self.steps
         tiles = self._tiles(num_envs, interleave)
         return _side_by_side([zip(repeat(0), repeat(tile), ops) for tile in tiles], interleave)
 
@@ -219,25 +226,26 @@ class TileProgram:
 
     def tasks_of_tile(self, tile: int, num_envs: int) -> Iterator[Task]:
         """The tasks of one tile."""
-        return (self._task(op, tile, num_envs) for op in self.ops)
+        return (self._task(op, tile, num_envs, step) for step in range(self.steps) for op in self.ops)
 
-    def _task(self, op: TileOp, tile: int, num_envs: int) -> Task:
+    def _task(self, op: TileOp, tile: int, num_envs: int, step: int) -> Task:
         footprint = op.kernel.footprint(tile)
         predicate = None
         if op.predicate != ALWAYS:
             predicate = self.layout.segment((op.predicate, op.predicate + PREDICATE_BYTES), tile)
         if not footprint.everything:
             reads = footprint.reads if predicate is None else (*footprint.reads, predicate)
-            footprint = Footprint(self._cut(reads, num_envs), self._cut(footprint.writes, num_envs))
+            footprint = Footprint(self._cut(reads, num_envs, step), self._cut(footprint.writes, num_envs, step))
         return Task(op.kernel.name, range(tile, tile + 1), footprint, predicate)
 
-    def _cut(self, segments: Sequence[Segment], num_envs: int) -> tuple[Segment, ...]:
-        """Without the rows that a partly filled tile does not have."""
+    def _cut(self, segments: Sequence[Segment], num_envs: int, step: int) -> tuple[Segment, ...]:
+        """Without the rows that a partly filled tile does not have, in the step's part of an array that has parts."""
         kept = []
         for segment in segments:
             if segment.buffer != ARENA:
                 end = self.layout.whole(segment.buffer, num_envs).stop
-                segment = Segment(segment.buffer, min(segment.start, end), min(segment.stop, end))
+                moved = end * step if self.layout.buffers[segment.buffer].per_step else 0
+                segment = Segment(segment.buffer, min(segment.start, end) + moved, min(segment.stop, end) + moved)
             kept.append(segment)
         return merged(kept)
 
@@ -278,7 +286,7 @@ class TileComposite:
 
     def places(self, interleave: int = 1) -> Iterator[Place]:
         """For each task of `tasks`, which op it is of which tile of which part, without its footprint."""
-        ops = [range(len(part.program.ops)) for part in self.parts]
+        ops = [[*range(len(part.program.ops))] * part.program.steps for part in self.parts]
         tiles = self._tiles(interleave)
         return _side_by_side([zip(repeat(part), repeat(tile), ops[part]) for part, tile in tiles], interleave)
 
@@ -372,22 +380,23 @@ def compile_serial(program: TileProgram, *, threads: int = 0, poison: bool = Fal
       program: what to run.
       threads: on at most so many threads; 0: on all that there are. Never changes a bit of the result: unless
         the footprints say that tiles are independent, they run in order on one thread.
-      poison: fill the arena with NaN before each tile, to find kernels that read what was never written.
+      poison: fill the arena with NaN before each tile and step, to find kernels that read what was never written.
 
     Raises:
       ValueError: see `check_written` and `build_program`.
     """
     layout = program.layout
-    buffers = tuple((spec.name, spec.shape, spec.dtype, spec.access, spec.per_env) for spec in layout.buffers)
+    buffers = tuple((s.name, s.shape, s.dtype, s.access, s.per_env, s.per_step) for s in layout.buffers)
     threads = threads if program.tiles_are_independent else 1
     ops = tuple((op.kernel.fingerprint, op.predicate) for op in program.ops)
     native = build_program(
         [(op.kernel.address, op.predicate) for op in program.ops],
         layout.arena_bytes,
         layout.buffers,
-        content_hash("serial", TILE, layout.arena_bytes, buffers, ops, threads, poison),
+        content_hash("serial", TILE, layout.arena_bytes, buffers, ops, threads, poison, program.steps),
         threads=threads,
         poison=poison,
+        steps=program.steps,
         owners=[op.kernel.owner for op in program.ops],
     )
     check_written(program)  # after build_program, which refuses predicates that are not in the arena

@@ -383,7 +383,7 @@ def compile_window(
     running, and writing to the arrays. A kernel that the calling thread itself runs cannot be given up.
 
     Raises:
-      ValueError: a number is out of range, or see `build_program` and `build_composite`.
+      ValueError: a number is out of range, the program has several steps, or see `build_program` and `build_composite`.
     """
     threads, window, interleave = (operator.index(number) for number in (threads, window, interleave))
     if not 1 <= window <= MAX_SLOTS:
@@ -396,6 +396,8 @@ def compile_window(
     else:
         parts = [(program, "")]
         serial = compile_serial(program, threads=threads, poison=poison)
+    if serial.steps > 1:
+        raise ValueError(f"program: a window has one step of a program, got one of {serial.steps}")
     ordered = not all(part.tiles_are_independent for part, _ in parts)
     if ordered:
         interleave = 1

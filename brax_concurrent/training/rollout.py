@@ -12,6 +12,7 @@ from jax import lax
 
 from brax_concurrent.envs.base import Env, checked_key
 from brax_concurrent.envs.mixed import MixedEnv, MixedState
+from brax_concurrent.envs.policy import MlpPolicy, applied_rows, step_keys
 from brax_concurrent.envs.state import State
 
 Policy = Callable[[Any, Any, jax.Array], tuple[Any, Any]]
@@ -44,11 +45,18 @@ jax.tree_util.register_dataclass(Rollout, data_fields=[f.name for f in dataclass
 
 
 def rollout(
-    env: Env | MixedEnv, policy: Policy, params: Any, state: State | MixedState, key: jax.Array, length: int
+    env: Env | MixedEnv,
+    policy: Policy,
+    params: Any,
+    state: State | MixedState,
+    key: jax.Array,
+    length: int,
+    fused: bool | None = None,
 ) -> Rollout:
     """Let a policy act for `length` control steps in all environments.
 
-    The whole loop is one jitted `lax.scan`; calling again with the same `env`, `policy` and `length` reuses it.
+    The whole loop is one jitted `lax.scan`, or with `fused` one native call; calling again with the same `env`,
+    `policy` and `length` reuses it.
 
     Args:
         env: the environments.
@@ -59,20 +67,54 @@ def rollout(
         state: where to start.
         key: random key for the policy's draws.
         length: control steps, at least 1.
+        fused: whether the policy is a kernel of the environment's stream. Then nobody waits between the steps for the
+            slowest environment, and each tile of 32 goes on by itself. For an `MlpPolicy` and one robot, without a
+            window or a CUDA graph, and without `trace`. The same normal numbers are drawn either way, so the results
+            are the same up to the rounding of the policy's arithmetic. None: where the scheduler is "hw" and the rest
+            allows it.
 
     Returns:
         A Rollout: obs, action, log_prob, reward, terminated, truncated and final_obs, each with time first, `(length,
         num_envs, ...)`, and `state` to go on from.
 
     Raises:
-        TypeError: `env` is no environment of this package, `key` is no key, or the policy returns something else.
-        ValueError: length < 1, or the policy returns arrays of a wrong shape.
+        TypeError: `env` is no environment of this package, `key` is no key, the policy returns something else, or is
+            no MlpPolicy and `fused` is True.
+        ValueError: length < 1, the policy returns arrays of a wrong shape, or `fused` is True and cannot be.
     """
     if not isinstance(env, (Env, MixedEnv)):
         raise TypeError(f"env: expected what bc.make returns, got {type(env).__name__}")
     if not isinstance(length, int) or length < 1:
         raise ValueError(f"length: expected a whole number of at least 1, got {length!r}")
-    return _scan(env, policy, length, params, state, checked_key(key))
+    run = _stream if _is_fused(env, policy, fused) else _scan
+    return run(env, policy, length, params, state, checked_key(key))
+
+
+def _is_fused(env: Env | MixedEnv, policy: Policy, fused: bool | None) -> bool:
+    """Whether the policy is to be a kernel of the stream; TypeError or ValueError if it was asked to and cannot."""
+    if fused not in (None, False, True):
+        raise TypeError(f"fused: expected True, False or None, got {fused!r}")
+    if not isinstance(policy, MlpPolicy):
+        if fused:
+            raise TypeError(f"fused: only an MlpPolicy can be part of the stream, got {type(policy).__name__}")
+        return False
+    if not isinstance(env, Env):
+        hindrance = "several robots in one batch"
+    elif env._tracer is not None:
+        hindrance = "an environment that records its control steps"
+    elif env.scheduler in ("sw", "graph"):
+        hindrance = f"scheduler {env.scheduler!r}, which puts one control step in order"
+    else:
+        return env.scheduler == "hw" if fused is None else fused
+    if fused:
+        raise ValueError(f"fused: not with {hindrance}")
+    return False
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def _stream(env: Env, policy: MlpPolicy, length: int, params: Any, state: State, key: jax.Array) -> Rollout:
+    final, kept = env.unroll(policy, params, state, key, length)
+    return Rollout(**kept, state=final)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
@@ -84,12 +126,13 @@ def _scan(env: Any, policy: Policy, length: int, params: Any, state: Any, key: j
             raise TypeError(f"policy: expected a tuple (action, log_prob), got {got}")
         action, log_prob = answer
         _check_log_prob(env, log_prob)
-        new = env.step(carry, action)
+        applied = applied_rows(policy, env.task, action) if isinstance(policy, MlpPolicy) else action
+        new = env.step(carry, applied)
         kept = (carry.obs, action, log_prob, new.reward, new.terminated, new.truncated, new.final_obs)
         return new, kept
 
     final, (obs, action, log_prob, reward, terminated, truncated, final_obs) = lax.scan(
-        one, state, jax.random.split(key, length)
+        one, state, step_keys(key, length) if isinstance(policy, MlpPolicy) else jax.random.split(key, length)
     )
     return Rollout(obs, action, log_prob, reward, terminated, truncated, final_obs, final)
 

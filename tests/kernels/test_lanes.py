@@ -164,6 +164,9 @@ FUNCTIONS = [
     (ops.log, np.log, (1e-7, 50), 3),
     (ops.exp, np.exp, (-80, 80), 3),
     (ops.sqrt, np.sqrt, (0, 9), 0.5),
+    (ops.tanh, np.tanh, (-10, 10), 5),
+    (ops.tanh, np.tanh, (-0.7, 0.7), 5),
+    (ops.sigmoid, lambda x: 1 / (1 + np.exp(-x)), (-30, 30), 3),
 ]
 
 
@@ -184,6 +187,20 @@ def test_functions_are_accurate(function, exact, span, ulps, precision) -> None:
         np.spacing(np.abs(expected).astype(dtype)), np.finfo(dtype).eps * (0.02 if exact is not np.exp else 0)
     )
     assert np.max(np.abs(y - expected) / unit) <= ulps + 0.51
+
+
+@pytest.mark.parametrize("precision", ["f32", "f64"])
+def test_activations_at_their_ends(precision) -> None:
+    dtype = FLOAT[precision]
+    x = np.array([[0.0], [-0.0], [1e4], [-1e4], [np.inf], [-np.inf], [np.nan]], dtype)
+    y = np.zeros((len(x), 2), dtype)
+
+    def body(m, w):
+        w.user.y[0], w.user.y[1] = ops.tanh(w.user.x[0]), ops.sigmoid(w.user.x[0])
+
+    run_compiled([Kernel("ends", body, ("user.x",), ("user.y",))], {}, {"x": x, "y": y}, precision)
+    np.testing.assert_allclose(y[:, 0], [0, 0, 1, -1, 1, -1, np.nan], rtol=5 * np.finfo(dtype).eps)
+    np.testing.assert_allclose(y[:, 1], [0.5, 0.5, 1, 0, 1, 0, np.nan], rtol=np.finfo(dtype).eps, atol=1e-34)
 
 
 def test_constants_cross_kernels_and_are_not_stored() -> None:
