@@ -38,7 +38,8 @@ MAIL_OP, MAIL_PART, MAIL_BUNDLE, MAIL_STEP, MAIL_SLOT, MAIL_BYTES = 0, 4, 8, 12,
 MAX_GANGS = 16
 STATE_BYTES = MAIL + MAIL_BYTES * MAX_GANGS
 CONTROL = STATE_BYTES  # the kernel's parameters, 8 bytes each: first those of the call. A gang has 1 << C_GANG warps
-C_COUNTERS, C_ERROR, C_TRACE, C_TIMEOUT, C_GANG, C_FLIGHTS, C_POLICY, C_DYNAMIC, C_WINDOW, CONTROL_WORDS = range(10)
+C_COUNTERS, C_ERROR, C_TRACE, C_RUN, C_TIMEOUT, C_GANG, C_FLIGHTS, C_POLICY, C_DYNAMIC, C_WINDOW = range(10)
+CONTROL_WORDS = 10
 
 FREE, PENDING, RUNNING = 0, 1, 2
 TASK_KIND_BITS, TASK_FLIGHT_BITS = 6, 5
@@ -54,7 +55,8 @@ NEVER_READY, NEVER_ENDED = 1, 2
 
 # --- the trace: bytes -------------------------------------------------------------------------------------------------
 TRACE_COUNT, TRACE_CAPACITY, TRACE_FIRST = 0, 4, 16
-R_BEGIN, R_END, R_PART, R_BUNDLE, R_STEP, R_OP, R_PLACE, R_BYTES = 0, 8, 16, 20, 24, 28, 32, 40
+R_BEGIN, R_END, R_PART, R_BUNDLE, R_STEP, R_OP, R_PLACE, R_RUN, R_BYTES = 0, 8, 16, 20, 24, 28, 32, 36, 40
+PLACE_GANG_BITS = 8  # a place is a multiprocessor's number and a gang's
 SKIPPED_PLACE = -1
 
 RUN_TASK = "brax_run_task"  # the symbol of what runs a kernel by its number

@@ -43,6 +43,7 @@ DESC_CONTROL_BYTES = 17  # of scratch memory, behind the arenas
 DESC_ERRORS = 18  # address of its error cell, which the host and the GPU see
 DESC_REGROUP = 19  # handle of the kernel that orders environments by their work
 DESC_MOST_GANG = 20  # warps of a gang at most, where DESC_GANG is 0
+DESC_RUN = 21  # of a program that is recorded, how many calls there were
 DESC_FIRST_PART = 24
 PART_ENVS = 0  # 0: those of the call
 PART_OPS, PART_FIRST_OP = 1, 2  # number of ops; offset of the first

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from brax_concurrent.backends import cuda_driver
-from brax_concurrent.backends.cuda_program import DESC_TRACE, CudaProgram
+from brax_concurrent.backends import cuda_dispatch, cuda_driver
+from brax_concurrent.backends.cuda_program import DESC_RUN, DESC_TRACE, CudaProgram
 from brax_concurrent.backends.intrinsics import atomic_add, load_i64, store_i64
 from brax_concurrent.backends.native import WORD
 
@@ -22,6 +22,10 @@ TRACE_STAMPS, TRACE_CAPACITY, TRACE_COUNT, TRACE_RUN = 0, 1, 2, 3  # address on 
 TRACE_FIRST_ROW = 8
 ROW_RUN, ROW_UNIT, ROW_OP, ROW_LANE, ROW_WORDS = 0, 1, 2, 3, 4
 _PAIR = 16  # bytes
+DISPATCH_ROW = np.dtype(
+    [("begin", "i8"), ("end", "i8"), *((name, "i4") for name in ("part", "bundle", "step", "op", "place", "run"))]
+)
+"""What the dispatcher writes of a task, see cuda_dispatch.R_BEGIN."""
 _MANY = 2**64 - 1
 
 
@@ -88,3 +92,38 @@ class TraceBlock:
         if self._device.value:
             cuda_driver.call("cuMemFree_v2", self._device)
             self._device = ctypes.c_uint64()
+
+
+class DispatchTrace:
+    """Room for the times of `capacity` tasks of a program of the dispatcher, on the current context's GPU.
+
+    As TraceBlock; the GPU itself writes the rows.
+    """
+
+    def __init__(self, program: CudaProgram, capacity: int):
+        self._program, self._capacity = program, capacity
+        self._size = cuda_dispatch.TRACE_FIRST + cuda_dispatch.R_BYTES * capacity
+        self._device: Any = ctypes.c_uint64()
+        cuda_driver.call("cuMemAlloc_v2", ctypes.byref(self._device), ctypes.c_size_t(self._size))
+
+    def start(self) -> None:
+        """Record the program's tasks from now on."""
+        head = np.array([0, self._capacity, 0, 0], np.int32)
+        source = ctypes.c_void_p(head.ctypes.data)
+        cuda_driver.call("cuMemcpyHtoD_v2", self._device, source, ctypes.c_size_t(head.nbytes))
+        self._program.desc[DESC_RUN] = 0
+        self._program.desc[DESC_TRACE] = self._device.value
+
+    def read(self) -> tuple[np.ndarray, int]:
+        """What was recorded so far, and how many tasks found no room; waits for the GPU.
+
+        Returns:
+            A structured array with the fields of DISPATCH_ROW.
+        """
+        cuda_driver.call("cuCtxSynchronize", doing="waiting for the kernels that are traced")
+        data = np.zeros(self._size, np.uint8)
+        target = ctypes.c_void_p(data.ctypes.data)
+        cuda_driver.call("cuMemcpyDtoH_v2", target, self._device, ctypes.c_size_t(self._size))
+        count = int(data[:4].view(np.uint32)[0])
+        rows = data[cuda_dispatch.TRACE_FIRST :].view(DISPATCH_ROW)[: min(count, self._capacity)]
+        return rows.copy(), max(count - self._capacity, 0)

@@ -19,15 +19,21 @@ import numpy as np
 
 from brax_concurrent.backends import cuda_driver
 from brax_concurrent.backends.cpu_program import CpuProgram, content_hash, cores
-from brax_concurrent.backends.cuda_program import DESC_MODE, DESC_STREAMS, GRAPH, WINDOW, CudaProgram
-from brax_concurrent.backends.cuda_trace import TraceBlock
+from brax_concurrent.backends.cuda_program import DESC_MODE, DESC_STREAMS, DISPATCHED, GRAPH, WINDOW, CudaProgram
+from brax_concurrent.backends.cuda_trace import DispatchTrace, TraceBlock
 from brax_concurrent.backends.native import DESC_INTERLEAVE, DESC_THREADS, DESC_WINDOW
 from brax_concurrent.interop.jax_ffi import Program
 from brax_concurrent.scheduler.records import END, Records, recordable, recording, set_apart
 from brax_concurrent.scheduler.serial import TileComposite, TileProgram
 from brax_concurrent.scheduler.task import Task
 from brax_concurrent.scheduler.trace import Timeline, TracedTask, apart, checked_path
-from brax_concurrent.scheduler.trace_streams import cuda_rows, cuda_stream, tile_stream
+from brax_concurrent.scheduler.trace_streams import (
+    cuda_rows,
+    cuda_stream,
+    dispatched_rows,
+    dispatched_stream,
+    tile_stream,
+)
 
 if TYPE_CHECKING:
     from brax_concurrent.envs.base import Env
@@ -73,7 +79,7 @@ class Tracer:
     def __init__(self, path: Path, name: str):
         self.path, self._name = path, name
         self._number = next(_numbers)
-        self._source: _CpuSource | _CudaSource | None = None
+        self._source: _CpuSource | _CudaSource | _DispatchSource | None = None
 
     def attach(self, program: Program, num_envs: int, tiles: TileProgram | TileComposite | None) -> Program:
         """The program to call instead, whose calls are recorded from now on, and nobody else's.
@@ -86,8 +92,10 @@ class Tracer:
         Raises:
             CudaError: there is no memory on the GPU for the times.
         """
-        source: _CpuSource | _CudaSource
-        if isinstance(program, CudaProgram):
+        source: _CpuSource | _CudaSource | _DispatchSource
+        if isinstance(program, CudaProgram) and program.desc[DESC_MODE] == DISPATCHED:
+            source = _DispatchSource(program, num_envs, self._number)
+        elif isinstance(program, CudaProgram):
             source = _CudaSource(program, num_envs, self._number)
         else:
             assert tiles is not None
@@ -101,7 +109,7 @@ class Tracer:
         """What was recorded so far, once what has begun has ended."""
         if self._source is None:  # no step was ever asked for
             return Timeline((), np.zeros((0, 5), np.int64), name=self._name)
-        for array in jax.live_arrays("gpu" if isinstance(self._source, _CudaSource) else "cpu"):
+        for array in jax.live_arrays("cpu" if isinstance(self._source, _CpuSource) else "gpu"):
             with contextlib.suppress(RuntimeError):  # deleted meanwhile, or what failed: whoever uses it is told
                 array.block_until_ready()
         return replace(self._source.timeline(), name=self._name)
@@ -176,13 +184,38 @@ class _CpuSource:
         return self._tiles.tasks(self._num_envs, self._interleave)
 
 
+def _set_apart_on_cuda(program: CudaProgram, number: int) -> CudaProgram:
+    """The program as one that nobody else calls, with a descriptor of its own.
+
+    XLA must not capture its launches: what it replays would write to the first call's places.
+    """
+    fingerprint = content_hash("set apart", program.fingerprint, number)
+    return replace(
+        program, desc=program.desc.copy(), fingerprint=fingerprint, traced=True, owners=(program, *program.owners)
+    )
+
+
+class _DispatchSource:
+    """Times of a program's tasks under the dispatcher of the first GPU, by its own clock."""
+
+    def __init__(self, program: CudaProgram, num_envs: int, number: int):
+        self.program, self._num_envs = _set_apart_on_cuda(program, number), num_envs
+        self._stream = dispatched_stream(program, num_envs)
+        with cuda_driver.primary_context():
+            self._block = DispatchTrace(self.program, CAPACITY)
+            self._block.start()
+
+    def timeline(self) -> Timeline:
+        with cuda_driver.primary_context():
+            rows, late = self._block.read()
+        return Timeline(self._stream, dispatched_rows(self.program, self._num_envs, rows), 0, late, "worker")
+
+
 class _CudaSource:
     """Times of a program's launches on the first GPU, by its own clock."""
 
     def __init__(self, program: CudaProgram, num_envs: int, number: int):
-        fingerprint = content_hash("set apart", program.fingerprint, number)
-        # XLA must not capture its launches: what it replays would write to the first call's places.
-        self.program = replace(program, fingerprint=fingerprint, traced=True, owners=(program, *program.owners))
+        self.program = _set_apart_on_cuda(program, number)
         self._stream, self._num_envs = cuda_stream(program, num_envs), num_envs
         with cuda_driver.primary_context():
             self._block = TraceBlock(self.program, CAPACITY)

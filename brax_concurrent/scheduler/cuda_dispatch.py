@@ -21,6 +21,7 @@ from brax_concurrent.backends.cuda_dispatch import (
     C_FLIGHTS,
     C_GANG,
     C_POLICY,
+    C_RUN,
     C_TIMEOUT,
     C_TRACE,
     C_WINDOW,
@@ -52,6 +53,7 @@ from brax_concurrent.backends.cuda_program import (
     DESC_PARTS,
     DESC_POLICY,
     DESC_REGROUP,
+    DESC_RUN,
     DESC_TIMEOUT,
     DESC_TRACE,
     DESC_WARPS,
@@ -67,8 +69,9 @@ from brax_concurrent.backends.cuda_program import (
     RECORD_ORDER,
     WARP,
     CudaPart,
+    CudaProgram,
 )
-from brax_concurrent.backends.intrinsics import load_i32, load_i64, store_i64
+from brax_concurrent.backends.intrinsics import atomic_add, load_i32, load_i64, store_i64
 from brax_concurrent.backends.native import TILE, WORD, source_hash
 from brax_concurrent.scheduler import dispatcher, dispatcher_report, dispatcher_work, regroup
 from brax_concurrent.scheduler.cuda_streams import (
@@ -236,6 +239,7 @@ def launch_dispatched(desc: int, call: int, stream: int, num_envs: int, arena: i
     store_i64(control + WORD * C_COUNTERS, counters)
     store_i64(control + WORD * C_ERROR, load_i64(desc + WORD * DESC_ERRORS))
     store_i64(control + WORD * C_TRACE, load_i64(desc + WORD * DESC_TRACE))
+    store_i64(control + WORD * C_RUN, atomic_add(desc + WORD * DESC_RUN, 1))
     store_i64(control + WORD * C_TIMEOUT, load_i64(desc + WORD * DESC_TIMEOUT))
     store_i64(control + WORD * C_GANG, shift)
     store_i64(control + WORD * C_FLIGHTS, flights)
@@ -264,6 +268,11 @@ def launch_dispatched(desc: int, call: int, stream: int, num_envs: int, arena: i
         load_i64(call + WORD * CALL_POINTERS),
     )
     return fail_call(call, error, 0, 0) if error != 0 else 0
+
+
+def bundle_tiles(program: CudaProgram, num_envs: int) -> int:
+    """Tiles of a bundle in a call for so many environments."""
+    return 1 << int(_gang(program.address, num_envs))
 
 
 def explain(parts: Sequence[CudaPart], errors: np.ndarray, timeout_ns: int) -> str:

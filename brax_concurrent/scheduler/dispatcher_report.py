@@ -28,7 +28,7 @@ _FLIGHTS = (1 << c.TASK_FLIGHT_BITS) - 1
 
 
 @device_function
-def write_trace(trace, part, bundle, step, op, place, begin):
+def write_trace(base, trace, part, bundle, step, op, place, begin):
     """Note when and where a task ran."""
     index = add_global(trace + c.TRACE_COUNT, 1)
     if index < load_global(trace + c.TRACE_CAPACITY):
@@ -40,6 +40,7 @@ def write_trace(trace, part, bundle, step, op, place, begin):
         store_global(row + c.R_STEP, step)
         store_global(row + c.R_OP, op)
         store_global(row + c.R_PLACE, place)
+        store_global(row + c.R_RUN, load_shared(base + c.CONTROL + WORD * c.C_RUN))
 
 
 @device_function
@@ -47,7 +48,7 @@ def trace_skipped(base, part, bundle, step, op, lane):
     """Note that a task retired without running."""
     trace = load_shared_word(base + c.CONTROL + WORD * c.C_TRACE)
     if trace != 0 and lane == 0:
-        write_trace(trace, part, bundle, step, op, c.SKIPPED_PLACE, clock())
+        write_trace(base, trace, part, bundle, step, op, c.SKIPPED_PLACE, clock())
 
 
 @device_function

@@ -166,4 +166,5 @@ def run(base, table, mail, gang, member, lane, size):
         function = uniform(op_word(table, part, op, c.OP_FUNCTION))
         run_task(function, record, arena, lane, env, there, step, meeting, active * _LANES)
     if trace != 0 and lane == 0 and member == 0:
-        write_trace(trace, part, bundle, step, op, multiprocessor() << 8 | gang, begin)
+        place = multiprocessor() << c.PLACE_GANG_BITS | gang
+        write_trace(base, trace, part, bundle, step, op, place, begin)

@@ -8,9 +8,11 @@ from itertools import zip_longest
 import numpy as np
 from numba import njit
 
+from brax_concurrent.backends import cuda_dispatch
 from brax_concurrent.backends.cuda_program import DESC_MODE, WINDOW, CudaPart, CudaProgram
 from brax_concurrent.backends.cuda_trace import ROW_LANE, ROW_OP, ROW_RUN, ROW_UNIT
 from brax_concurrent.backends.native import TILE
+from brax_concurrent.scheduler.cuda_dispatch import bundle_tiles
 from brax_concurrent.scheduler.graph import Upstream, reduced
 from brax_concurrent.scheduler.serial import TileComposite, TileProgram
 from brax_concurrent.scheduler.streams import op_conflicts
@@ -109,6 +111,39 @@ def _cuda_places(program: CudaProgram, num_envs: int) -> list[tuple[int, int]]:
     if int(program.desc[DESC_MODE]) != WINDOW:
         return [place for own in units for place in own]
     return [place for row in zip_longest(*units) for place in row if place is not None]
+
+
+def dispatched_stream(program: CudaProgram, num_envs: int) -> tuple[TracedTask, ...]:
+    """The tasks of one call under the dispatcher: all of a bundle's, bundle by bundle; units are tiles of its part."""
+    stream: list[TracedTask] = []
+    for part, tiles in _bundles(program, num_envs):
+        first = len(stream)
+        for op, each in enumerate(part.ops):
+            older = ((op - 1,) if op else ()) if part.upstream is None else part.upstream[op]
+            name = f"{part.name}.{each.kernel.name}" if part.name else each.kernel.name
+            stream.append(TracedTask(name, tiles, tuple(first + place for place in older)))
+    return tuple(stream)
+
+
+def dispatched_rows(program: CudaProgram, num_envs: int, rows: np.ndarray) -> np.ndarray:
+    """Rows of a timeline from those of a DispatchTrace; a lane is a multiprocessor's gang."""
+    bundles = _bundles(program, num_envs)
+    starts = np.cumsum([0, *(len(part.ops) for part, _ in bundles)])
+    parts = [part for part, _ in bundles]
+    firsts = np.array([next(i for i, own in enumerate(parts) if own is part) for part in program.parts])
+    tasks = starts[firsts[rows["part"]] + rows["bundle"]] + rows["op"]
+    places, lanes = np.unique(rows["place"], return_inverse=True)
+    lanes = lanes.reshape(-1) - (len(places) > 0 and places[0] == cuda_dispatch.SKIPPED_PLACE)  # SKIPPED sorts first
+    return np.stack((tasks, lanes, rows["begin"], rows["end"], rows["run"]), axis=1).astype(np.int64)
+
+
+def _bundles(program: CudaProgram, num_envs: int) -> list[tuple[CudaPart, range]]:
+    """For each bundle of a call its part and its tiles."""
+    size, bundles = bundle_tiles(program, num_envs), []
+    for part in program.parts:
+        tiles = -(-(part.num_envs or num_envs) // TILE)
+        bundles += [(part, range(first, min(first + size, tiles))) for first in range(0, tiles, size)]
+    return bundles
 
 
 # --- lists -------------------------------------------------------------------------------------
