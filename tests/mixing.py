@@ -25,9 +25,10 @@ from brax_concurrent.backends.intrinsics import (
 )
 from brax_concurrent.scheduler.serial import TileKernel, TileLayout, TileOp, TileProgram, unknown_footprint
 
-A, B, C, D, FLAG = ((start, start + 8) for start in range(0, 40, 8))
+A, B, C, D = ((start, start + 8) for start in range(0, 32, 8))
+FLAG = (32, 160)  # an int32 for each lane
 LAYOUT = TileLayout(
-    40,
+    160,
     (
         BufferSpec("numbers", (2,), "int32", "readwrite"),
         BufferSpec("out", (2,), "int32", "readwrite"),
@@ -44,8 +45,9 @@ def dawdle(number):
 
 
 def load(arena, buffers, first_env, num_envs):
-    for place in range(5):
-        store_i64(arena + 8 * place, load_i64(load_i64(buffers) + 8 * first_env) * (place + 1))
+    for place in range(20):
+        number = load_i64(load_i64(buffers) + 8 * first_env) * (place + 1)
+        store_i64(arena + 8 * place, number if place < 5 else 0)
 
 
 def mix_ab(arena, buffers, first_env, num_envs):
@@ -69,7 +71,8 @@ def copy_cb(arena, buffers, first_env, num_envs):
 
 
 def set_flag(arena, buffers, first_env, num_envs):
-    store_i32(arena + 32, (load_i64(arena) >> 1) & 1)
+    for lane in range(32):
+        store_i32(arena + 32 + 4 * lane, (load_i64(arena) >> 1) & 1 if lane == load_i64(arena) & 31 else 0)
 
 
 def add_out(arena, buffers, first_env, num_envs):
@@ -128,7 +131,7 @@ def mixing_kernel(function: Any) -> TileKernel:
 
 
 def mixing(*functions: Any) -> TileProgram:
-    """Load, then these in order; (function, True) only if the tile's flag is set."""
+    """Load, then these in order; (function, True) only if a flag of the tile is set."""
     pairs = [each if isinstance(each, tuple) else (each, False) for each in functions]
     ops = [TileOp(mixing_kernel(function), FLAG[0] if conditional else -1) for function, conditional in pairs]
     return TileProgram(LAYOUT, (TileOp(mixing_kernel(load)), *ops))

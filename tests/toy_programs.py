@@ -19,7 +19,7 @@ ADDRESSES = types.void(types.int64, types.int64, types.int64, types.int64)
 
 # The pendulum's arena: one lane row each, then the predicate.
 ACCELERATION, ENERGY, ANY_FAST = 0, 128, 256
-ARENA_BYTES = 320
+ARENA_BYTES = 384
 PENDULUM = TileLayout(
     ARENA_BYTES,
     (
@@ -39,14 +39,14 @@ def accelerate(arena, buffers, first_env, num_envs):
 
 
 def find_fast(arena, buffers, first_env, num_envs):
-    """Arena energy = q^2 + acceleration^2; the predicate says whether one of the tile's exceeds 1."""
-    fast = np.float32(0)
+    """Arena energy = q^2 + acceleration^2; the predicate says of each lane whether that exceeds 1."""
+    for lane in range(32):
+        arena[64 + lane] = np.float32(0)
     for env in range(first_env, min(first_env + 32, num_envs)):
         q, acceleration = buffers[0][env], arena[env - first_env]
         arena[32 + env - first_env] = q * q + acceleration * acceleration
         if arena[32 + env - first_env] > np.float32(1):
-            fast = np.float32(1.4e-45)  # the bits of the integer 1
-    arena[64] = fast
+            arena[64 + env - first_env] = np.float32(1.4e-45)  # the bits of the integer 1
 
 
 def slow_down(arena, buffers, first_env, num_envs):
@@ -78,7 +78,7 @@ def kernel(function: Callable[..., None], reads=(), writes=(), layout: TileLayou
 def pendulum() -> TileProgram:
     """Four kernels that depend on each other through the arena, one of them predicated, twice in a row."""
     acceleration, energy = (ACCELERATION, ACCELERATION + 128), (ENERGY, ENERGY + 128)
-    any_fast = (ANY_FAST, ANY_FAST + 4)
+    any_fast = (ANY_FAST, ANY_FAST + 128)
     step = (
         TileOp(kernel(accelerate, ("q", "gravity"), (acceleration,))),
         TileOp(kernel(find_fast, ("q", acceleration), (energy, any_fast))),

@@ -27,6 +27,7 @@ from brax_concurrent.backends.native import (
     DESC_STEP_BYTES,
     DESC_STEPS,
     DESC_THREADS,
+    PREDICATE_ROW,
     WORD,
     participate_callback,
 )
@@ -149,10 +150,10 @@ def build_program(
     """A program from its kernels.
 
     Args:
-      ops: (kernel address, predicate offset) in program order. The offset is that of an int32 in the tile's
-        arena: when it is 0 as the op's turn comes, the op is skipped for this tile. ALWAYS (-1): never
-        skipped. Arenas are reused and not cleared: an earlier op of the same tile must have written the
-        predicate.
+      ops: (kernel address, predicate offset) in program order. The offset is that of a row of 32 int32 in the
+        tile's arena, one for each lane: when all are 0 as the op's turn comes, the op is skipped for this tile.
+        ALWAYS (-1): never skipped. Arenas are reused and not cleared: an earlier op of the same tile must have
+        written the predicate.
       arena_bytes: scratch memory of one tile.
       buffers: the user's arrays, in the kernels' order.
       fingerprint: a uint64 that says what the program does (`content_hash`), without addresses.
@@ -180,10 +181,10 @@ def build_program(
     for index, (kernel, predicate) in enumerate(ops):
         if kernel == 0:
             raise ValueError(f"op {index} has no kernel: its address is 0")
-        if predicate != ALWAYS and not (0 <= predicate <= arena_bytes - 4 and predicate % 4 == 0):
+        if predicate != ALWAYS and not (0 <= predicate <= arena_bytes - PREDICATE_ROW and predicate % 4 == 0):
             raise ValueError(
-                f"op {index}: predicate offset must be {ALWAYS} or a multiple of 4 within the arena of "
-                f"{arena_bytes} bytes, got {predicate}"
+                f"op {index}: predicate offset must be {ALWAYS} or a multiple of 4 with {PREDICATE_ROW} bytes within "
+                f"the arena of {arena_bytes}, got {predicate}"
             )
     words = {DESC_OPS: len(ops), DESC_ARENA_BYTES: arena_bytes, DESC_THREADS: threads, DESC_POISON: poison}
     moves = np.array([spec.item_bytes if spec.per_step else 0 for spec in buffers], np.int64)

@@ -8,7 +8,8 @@ that does its part of the work of ONE tile, the 32 environments from `first_env`
 beyond `num_envs` itself. `arena` is scratch memory, 64-byte aligned, for what passes between the kernels of a
 tile; `buffers` are the addresses of the user's row-major arrays, which are aligned to their items only.
 
-A *program* is the list of kernels of one control step. Each thread has one arena and takes one tile after
+A *program* is the list of kernels of one control step. One may have a *predicate*, an int32 for each of a
+tile's lanes: where all of them are 0 it is skipped. Each thread has one arena and takes one tile after
 another through the whole list. The arena is thereby renamed rather than allocated per tile: it stays in that
 core's cache, and memory does not grow with the number of environments. Tiles are independent, so the number
 of threads cannot change a bit of the result.
@@ -58,6 +59,7 @@ from brax_concurrent.backends.intrinsics import (
 
 TILE = 32  # environments per tile
 WORD = 8  # bytes of one int64, the unit of descriptors and jobs
+PREDICATE_ROW = 4 * TILE  # bytes of an op's predicate: an int32 for each lane
 
 # A program's descriptor: int64 words. From DESC_FIRST_OP on, pairs (kernel address, predicate offset), one
 # for each op, or, in a composite, (address of a part's descriptor, the part's num_envs); then DESC_ARENAS cells,
@@ -87,6 +89,7 @@ DESC_PLAN = 20  # address of what it knows of each part
 DESC_RECORDS = 21  # address of a buffer for what is recorded, 0: none
 DESC_CAPACITY = 22  # rows that it has
 DESC_RECORDABLE = 23  # 1: it runs in program order and can be recorded, see scheduler/records.py
+DESC_GROUP = 24  # tiles that a participant has in its own window at most, see scheduler/hw_tiles.py
 DESC_STEPS = 25  # how often a tile runs the ops; 0: once; of a composite: the most of any part
 DESC_STEP_BYTES = 26  # address of a word for each buffer: bytes per environment by which it moves on from step to step
 DESC_SCRATCH_BYTES = 27  # behind the arena, for the addresses of a step's buffers
@@ -138,6 +141,17 @@ def give_back_arena(desc: int, arena: int) -> None:
 
 
 @njit(nogil=True)
+def some_lane_wants(arena: int, predicate: int) -> bool:
+    """Whether an op runs: it has no predicate (-1), or the row of int32 at that offset is not all 0."""
+    if predicate < 0:
+        return True
+    some = 0
+    for lane in range(TILE):
+        some |= load_i32(arena + predicate + 4 * lane)
+    return some != 0
+
+
+@njit(nogil=True)
 def run_tiles(desc: int, arena: int, buffers: int, num_envs: int, first_tile: int, stop_tile: int) -> None:
     """Run the program's ops in order on one tile after another of [first_tile, stop_tile), in one arena.
 
@@ -150,8 +164,7 @@ def run_tiles(desc: int, arena: int, buffers: int, num_envs: int, first_tile: in
             fill_bytes(arena, 255, load_i64(desc + WORD * DESC_ARENA_BYTES))
         op = desc + WORD * DESC_FIRST_OP
         for _ in range(ops):
-            predicate = load_i64(op + WORD)
-            if predicate < 0 or load_i32(arena + predicate) != 0:
+            if some_lane_wants(arena, load_i64(op + WORD)):
                 call_kernel(load_i64(op), arena, buffers, tile * TILE, num_envs)
             op += 2 * WORD
 

@@ -47,6 +47,7 @@ class TaskTable:
     first_unit  the first units that they work on
     num_units   how many units they work on
     predicate   addresses of int32s: a task whose predicate is 0 when its turn comes is skipped; address 0: never
+    args_words  how many words the argument blocks have; None: not said
     owners      what must stay alive as long as the table is used
     """
 
@@ -56,10 +57,13 @@ class TaskTable:
     num_units: np.ndarray
     predicate: np.ndarray
     owners: tuple[object, ...] = ()
+    args_words: np.ndarray | None = None
 
     def __post_init__(self) -> None:
-        for name in ("code", "args", "first_unit", "num_units", "predicate"):
+        for name in ("code", "args", "first_unit", "num_units", "predicate", "args_words"):
             array = getattr(self, name)
+            if array is None:
+                continue
             if array.dtype != np.int64 or array.shape != self.code.shape or not array.flags.c_contiguous:
                 raise ValueError(
                     f"{name}: expected int64[{len(self.code)}], contiguous, got {array.dtype}{list(array.shape)}"
@@ -197,6 +201,7 @@ def build_table(
         np.array(units, np.int64),
         np.array(predicates, np.int64),
         (words, *codes),
+        lengths,
     )
 
 

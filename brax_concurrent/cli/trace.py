@@ -25,7 +25,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--steps", default=3, help="control steps to record (default 3)", **number)
     parser.add_argument("--scheduler", default="sw", metavar="NAME", help="see the documentation of make (default sw)")
     parser.add_argument("--granularity", default="auto", metavar="NAME", help="default auto")
-    parser.add_argument("--window", help="slots of the window of sw", **number)
+    parser.add_argument("--window", help="slots of the window of sw or hw", **number)
     parser.add_argument("--streams", help="CUDA streams of sw", **number)
     parser.add_argument("--out", type=Path, default=Path("trace.json"), metavar="FILE", help="default trace.json")
     parser.add_argument(

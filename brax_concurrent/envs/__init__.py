@@ -76,13 +76,13 @@ def make(
         num_envs: environments in the batch, at least 1; not with a dict, which says it for each robot.
         backend: "cpu", "cuda" or "auto" (CUDA where there is a GPU that JAX uses, else the CPU).
         scheduler: how the tasks of a step are put in order. "serial": program order. "sw": through an out-of-order
-            window, independent tasks at once: on several CUDA streams, or on the CPU on its threads. "graph" (CUDA
-            only): the step as a CUDA Graph with its true branches, captured once. "hw": through windows inside one
-            kernel that stays on the GPU. All give the same bits. "auto" takes what `bc.tune` measured best here, else
-            "serial"; for different robots on a GPU "sw".
+            window, independent tasks at once: on several CUDA streams, or on the CPU on its threads. "hw": through
+            windows of the workers themselves, in one kernel that stays on the GPU, or of each CPU thread. "graph" (CUDA
+            only): a CUDA Graph with the step's true branches. All give the same bits. "auto": what `bc.tune` measured
+            best here, else "serial"; for different robots on a GPU "sw".
         granularity: one task for each stage of the physics ("stage"), for each physics step ("substep") or for a
             whole control step ("step"), bit for bit the same; "auto": what `bc.tune` measured best, here or elsewhere.
-        window: slots of the window of "sw", 1 to 64, or "hw", 1 to 32, default 32; with 1, tasks run in program order.
+        window: slots of the windows of "sw" and "hw", 1 to 64 ("hw" on a GPU: 32); 1: program order. Default 32.
         streams: CUDA streams of "sw", 1 to 16, default 8.
         envs_per_task: environments of one task on CUDA, a multiple of 32; 0: all ("hw": by their number). CPU: 32.
         policy, regroup: of "hw", which ready task runs first, and whether environments with similar work are put

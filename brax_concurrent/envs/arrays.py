@@ -46,20 +46,21 @@ def resolve_backend(backend: str) -> str:
 def resolve_granularity(granularity: str, backend: str, scheduler: str = "serial") -> str:
     """Which of "stage", "substep" and "step" a `granularity` argument means.
 
-    "auto" takes what measured best: on the CPU stages, which cost nothing there in program order and compile fastest,
-    but whole steps with a window, whose lock takes about as long as a stage of a small robot; on a GPU whole steps.
+    "auto" takes what measured best: on the CPU stages, which cost nothing there in program order or in windows of the
+    threads' own, and compile fastest, but whole steps with one window for all, whose lock takes about as long as a
+    stage of a small robot; on a GPU whole steps.
     """
     if granularity not in ("auto", *GRANULARITIES):
         raise ValueError(f"granularity: expected 'auto' or one of {GRANULARITIES}, got {granularity!r}")
     if granularity != "auto":
         return granularity
-    return "stage" if backend == "cpu" and scheduler == "serial" else "step"
+    return "stage" if backend == "cpu" and scheduler in ("serial", "hw") else "step"
 
 
 def resolve_schedule(backend: str, scheduler: str, **knobs: Any) -> Schedule:
     """The schedule that arguments of `make` ask for; TypeError or ValueError, naming the argument, if it cannot be."""
     schedule = Schedule(scheduler, **knobs)
-    if scheduler == "sw":
+    if scheduler in ("sw", "hw"):
         timeout_ns()  # a setting in the environment that cannot be is reported here
     if scheduler in NEED_CUDA and backend != "cuda":
         raise ValueError(f"scheduler: {scheduler!r} needs backend='cuda'; use 'sw' or 'serial' on the CPU")

@@ -95,7 +95,7 @@ class Env:
 
     @property
     def scheduler(self) -> str:
-        """How a step's tasks are put in order: "serial", "sw" or "graph"."""
+        """How a step's tasks are put in order: "serial", "sw", "hw" or "graph"."""
         return self.schedule.scheduler
 
     # -- facts -------------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from brax_concurrent.backends import cpu, cuda, cuda_driver
-from brax_concurrent.backends.cpu_program import BufferSpec, CpuProgram
+from brax_concurrent.backends.cpu_program import ALWAYS, BufferSpec, CpuProgram
 from brax_concurrent.backends.cuda_program import CudaProgram
 from brax_concurrent.backends.objects import ObjectCache
 from brax_concurrent.envs import program_cuda
@@ -24,6 +24,7 @@ from brax_concurrent.envs.stream import Array, Stream
 from brax_concurrent.interop.jax_ffi import Program
 from brax_concurrent.kernels.specialize import TileLayout as Layout
 from brax_concurrent.kernels.specialize import specialize, touched
+from brax_concurrent.scheduler.hw_tiles import compile_hw
 from brax_concurrent.scheduler.schedule import Schedule
 from brax_concurrent.scheduler.serial import (
     ArenaField,
@@ -161,6 +162,8 @@ def tile_composite(parts: Sequence[tuple[str, Env, float]], kind: str) -> TileCo
 def _scheduled(tiles: TileProgram | TileComposite, threads: int, schedule: Schedule) -> CpuProgram:
     if schedule.scheduler == "sw":
         return compile_window(tiles, threads=threads, window=schedule.window)
+    if schedule.scheduler == "hw":
+        return compile_hw(tiles, threads=threads, window=schedule.window, policy=schedule.policy)
     if isinstance(tiles, TileComposite):
         return compile_composite(tiles, threads=threads)
     return compile_serial(tiles, threads=threads)
@@ -259,11 +262,13 @@ def _pack(stream: Stream, dtype: str) -> bytes:
     """A compiled stream as a line of JSON and the kernels' object code."""
     special = specialize(stream.kernels, stream.view, stream.fields, stream.user, _PRECISIONS[dtype])
     code = cpu.compile_programs(special)
-    ops = [code[k.name].symbol for k in stream.kernels if special.programs[k.name].root.body]
+    kept = [k.name for k in stream.kernels if special.programs[k.name].root.body]
+    ops = [code[name].symbol for name in kept]
     objects = {code[name].symbol: code[name].object for name in code if code[name].symbol in ops}
     names = {code[name].symbol: name for name in code}
     header = {
         "ops": ops,
+        "when": [special.programs[name].when for name in kept],
         "kernels": {symbol: (names[symbol], *touched(special.programs[names[symbol]])) for symbol in objects},
         "arena_bytes": special.layout.arena_bytes,
         "buffers": [asdict(b) for b in buffers_of(stream, dtype)],
@@ -297,4 +302,5 @@ def _tile_program(packed: bytes) -> TileProgram:
         address = cpu.Code(symbol, objects[start : start + size]).address
         kernels[symbol] = TileKernel(name, address, symbol, layout.footprint(reads, writes, kernel=name))
         start += size
-    return TileProgram(layout, tuple(TileOp(kernels[symbol]) for symbol in header["ops"]))
+    predicates = (ALWAYS if when is None else when for when in header["when"])
+    return TileProgram(layout, tuple(map(TileOp, (kernels[symbol] for symbol in header["ops"]), predicates)))

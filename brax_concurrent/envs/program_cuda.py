@@ -89,6 +89,7 @@ def pack_functions(stream: Stream, dtype: str, buffers: Sequence[BufferSpec]) ->
         "ops": [k.name for k in stream.kernels if k.name in code],
         "arena_bytes": special.layout.arena_bytes,
         "buffers": [asdict(b) for b in buffers],
+        "whens": {name: special.programs[name].when for name in code},
         "code": {each.symbol: each.text for each in code.values()},
     }
     return json.dumps(header).encode()
@@ -109,7 +110,8 @@ def load_functions(packed: bytes) -> Functions:
     pairs, upstream = _dependencies(header, TileLayout(header["arena_bytes"], buffers))
     symbols = {name: value[0] for name, value in header["kernels"].items()}
     functions = tuple(cuda.Function(symbols[name], header["code"][symbols[name]]) for name in header["ops"])
-    dispatched = DispatchPart(functions, (-1,) * len(functions), pairs, len(buffers), header["arena_bytes"])
+    whens = tuple(-1 if header["whens"][name] is None else header["whens"][name] for name in header["ops"])
+    dispatched = DispatchPart(functions, whens, pairs, len(buffers), header["arena_bytes"])
     ops = tuple(CudaOp(cuda_driver.Kernel(name, symbols[name], 0), ()) for name in header["ops"])
     return Functions(dispatched, CudaPart(ops, header["arena_bytes"], buffers, upstream, pairs))
 

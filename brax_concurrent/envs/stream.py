@@ -18,7 +18,7 @@ from brax_concurrent.envs.task import Task
 from brax_concurrent.kernels import contact_forces, step
 from brax_concurrent.kernels.collision import collision
 from brax_concurrent.kernels.fuse import Recipe, Repeat, fused, unrolled
-from brax_concurrent.kernels.kernel import Kernel
+from brax_concurrent.kernels.kernel import Kernel, KernelFunction
 from brax_concurrent.kernels.layout import MODEL_PREFIX, Field, physics_fields
 from brax_concurrent.kernels.model import Model
 from brax_concurrent.kernels.ops import both, either, isfinite, negate, to_int, where
@@ -227,8 +227,8 @@ class StreamBuilder:
         return Stream(kernels, self.fields, arrays, self.view)
 
     def _resetting(self, make: Callable[..., Kernel], reset: Callable[[Any, Any], None] | None = None) -> list[Kernel]:
-        first = make("reset", reset or self._reset)
-        return [first, *self._forward(make), make("observe_reset", self._observe_reset)]
+        first = make("reset", reset or self._reset, when="done")
+        return [first, *self._forward(make), make("observe_reset", self._observe_reset, when="done")]
 
     def _forward(self, make: Callable[..., Kernel]) -> list[Kernel]:
         """What an observation of a new state can need, in environments that are being reset only."""
@@ -238,14 +238,18 @@ class StreamBuilder:
                 with w.when(w.done[0] == 1):
                     kernel.function(m, w)
 
-            return make("reset_" + kernel.name, function)
+            return make("reset_" + kernel.name, function, when="done")
 
         return [masked(kernel) for kernel in step.observable(self.model)]
 
     def maker(self, arrays: Mapping[str, Array], fields: Mapping[str, Field] | None = None) -> Callable[..., Kernel]:
         """What makes a kernel of a name and a function, on these arrays and fields (None: the builder's)."""
         user = _as_kernels_see(arrays)
-        return lambda name, function: infer_kernel(name, function, self.view, fields or self.fields, user)
+
+        def make(name: str, function: KernelFunction, when: str = "") -> Kernel:
+            return infer_kernel(name, function, self.view, fields or self.fields, user, when)
+
+        return make
 
     # -- kernels -----------------------------------------------------------------------------------------------------
 

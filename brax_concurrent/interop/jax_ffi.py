@@ -22,6 +22,7 @@ from brax_concurrent.backends.cuda_program import CudaProgram
 from brax_concurrent.backends.native import (
     DESC_ARENA_BYTES,
     DESC_FIRST_OP,
+    DESC_GROUP,
     DESC_INTERLEAVE,
     DESC_OPS,
     DESC_ORDERED,
@@ -35,7 +36,7 @@ from brax_concurrent.interop import ffi_cuda, ffi_frame, ffi_handler
 
 Program = CpuProgram | CudaProgram
 
-_WINDOW = (DESC_WINDOW, DESC_INTERLEAVE, DESC_ORDERED, DESC_TIMEOUT)
+_WINDOW = (DESC_WINDOW, DESC_GROUP, DESC_INTERLEAVE, DESC_ORDERED, DESC_TIMEOUT)
 
 _lock = threading.Lock()
 # XLA keeps handlers and executables for as long as the process lives, so all that they use is kept as well:

@@ -18,12 +18,15 @@ class Kernel:
         function: `function(m, w)`, see docs/lanes.md.
         reads: names of the fields it reads (`user.NAME` for a user's array).
         writes: names of the fields it writes.
+        when: name of an int field of one number, or "". Where it is 0 the kernel does nothing, so that a tile in which
+            it is 0 everywhere skips it. The specialiser holds the code to that.
     """
 
     name: str
     function: KernelFunction
     reads: tuple[str, ...]
     writes: tuple[str, ...]
+    when: str = ""
 
     def __call__(self, m: Any, w: Any) -> None:
         self.function(m, w)

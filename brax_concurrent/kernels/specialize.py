@@ -106,12 +106,14 @@ class LaneProgram:
         root: the program.
         layout: the arena it works on.
         user: the stream's user arrays in order, by name.
+        when: a tile in which the 32 int32 from this byte of its arena on are 0 may skip the kernel; None: none may.
     """
 
     name: str
     root: Block
     layout: TileLayout
     user: Mapping[str, UserArray]
+    when: int | None = None
 
 
 Spans = list[Any]
@@ -183,7 +185,7 @@ def specialize(
 
     Raises:
         UndeclaredAccessError: see trace().
-        ValueError: a kernel reads a component that no kernel writes.
+        ValueError: a kernel reads a component that no kernel writes, or does something where its `when` is 0.
     """
     distinct = list({k.name: k for k in kernels}.values())
     traces = _trace_until_stable(distinct, view, fields, user, precision)
@@ -193,7 +195,8 @@ def specialize(
     for t in traces:
         _prune(t.root, liveness.live)
         form_fma(t.root)
-        programs[t.kernel.name] = LaneProgram(t.kernel.name, t.root, layout, user)
+        when = predicate_row(t.kernel, t.root, layout, fields)
+        programs[t.kernel.name] = LaneProgram(t.kernel.name, t.root, layout, user, when)
     return Specialized(programs, layout, user)
 
 
@@ -339,6 +342,47 @@ def _lay_out(
                     rows[name, c] = count
                     count += 1
     return TileLayout(rows, row_stride, count, precision)
+
+
+def predicate_row(kernel: Kernel, root: Block, layout: TileLayout, fields: Mapping[str, Field]) -> int | None:
+    """Where the kernel's `when` lies in the arena; None if it has none, or none is left because all of it is known.
+
+    Raises:
+        ValueError: `when` is no int field of one number, or the program does something where it is 0.
+    """
+    if not kernel.when:
+        return None
+    known = fields.get(kernel.when)
+    if known is None or known.dtype != "i" or prod(known.shape) != 1:
+        raise ValueError(
+            f"kernel {kernel.name}: when: expected the name of an int field of one number, got {kernel.when!r}"
+        )
+    if not any(_loads(item, kernel.when) for item in walk(root)):
+        return None
+    for item in root.body:
+        if not isinstance(item, (Value, Barrier)) and not (
+            isinstance(item, When) and _false_at_0(item.cond, kernel.when)
+        ):
+            raise ValueError(f"kernel {kernel.name}: when: expected all that it does under w.when({kernel.when} == 1)")
+    return layout.rows[kernel.when, 0] * layout.row_bytes
+
+
+def _loads(item: Any, name: str) -> bool:
+    return isinstance(item, Value) and item.op == "load" and item.attr.kind == "field" and item.attr.name == name
+
+
+def _false_at_0(cond: Any, name: str) -> bool:
+    """Whether a condition is that a field equals something but 0, or implies it."""
+    if not isinstance(cond, Value):
+        return False
+    if cond.op == "and":
+        return any(_false_at_0(each, name) for each in cond.args)
+    negated = cond.op == "not"
+    test = cond.args[0] if negated else cond
+    if not isinstance(test, Value) or test.op != "eq":
+        return False
+    numbers = [each for each in test.args if not isinstance(each, Value)]
+    return len(numbers) == 1 and any(_loads(each, name) for each in test.args) and (numbers[0] == 0) == negated
 
 
 def _prune(block: Block, live: set[int]) -> None:

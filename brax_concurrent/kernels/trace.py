@@ -80,13 +80,13 @@ def trace(
 
 
 def infer_kernel(
-    name: str, function: Any, m: Any, fields: Mapping[str, Field], user: Mapping[str, UserArray]
+    name: str, function: Any, m: Any, fields: Mapping[str, Field], user: Mapping[str, UserArray], when: str = ""
 ) -> Kernel:
-    """A kernel whose reads and writes are what tracing the function once shows."""
+    """A kernel whose reads and writes are what tracing the function once shows; `when` is the kernel's."""
     everything = (*fields, *("user." + n for n in user))
     world = TracingWorld(Kernel(name, function, everything, everything), fields, user, {}, "f32")
     function(m.bind(world) if hasattr(m, "bind") else m, world)
-    return Kernel(name, function, tuple(world.touched["read"]), tuple(world.touched["write"]))
+    return Kernel(name, function, tuple(world.touched["read"]), tuple(world.touched["write"]), when)
 
 
 class UndeclaredAccessError(ValueError):

@@ -10,7 +10,7 @@ from functools import cache
 import numpy as np
 
 from brax_concurrent.backends.cpu_program import ALWAYS
-from brax_concurrent.backends.native import TILE
+from brax_concurrent.backends.native import PREDICATE_ROW, TILE
 from brax_concurrent.scheduler.footprint import Footprint, Segment
 from brax_concurrent.scheduler.serial import ARENA, ArenaField, TileOp, TileProgram
 
@@ -105,7 +105,7 @@ class Memory:
         if op.predicate == ALWAYS:
             return True
         start = self._regions[tile].start + op.predicate
-        return bool(self.bytes[start : start + 4].any())
+        return bool(self.bytes[start : start + PREDICATE_ROW].any())
 
     def call(self, op: TileOp, tile: int) -> None:
         """Run an op's kernel on a tile."""

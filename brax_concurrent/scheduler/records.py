@@ -24,7 +24,6 @@ from brax_concurrent.backends.intrinsics import (
     call_kernel,
     fill_bytes,
     give_way,
-    load_i32,
     load_i64,
     monotonic_ns,
     store_i64,
@@ -58,6 +57,7 @@ from brax_concurrent.backends.native import (
     compile_callback,
     drop_reference,
     give_back_arena,
+    some_lane_wants,
     source_hash,
     take_arena,
 )
@@ -146,7 +146,8 @@ STATE_LANES, STATE_RUN, STATE_WORDS = 0, 1, 8  # participants so far; 1 + the ru
 
 
 @njit(nogil=True)
-def _add_row(desc: int, records: int, task: int, lane: int, begin: int, end: int, run: int) -> None:
+def add_row(desc: int, records: int, task: int, lane: int, begin: int, end: int, run: int) -> None:
+    """Add a row to a buffer of records, if there is room."""
     index = atomic_add(records + WORD * RECORD_COUNT, 1)
     if index < load_i64(desc + WORD * DESC_CAPACITY):
         row = records + WORD * (RECORD_HEADER + RECORD_WORDS * index)
@@ -166,13 +167,12 @@ def _run_tile(
     if load_i64(part + WORD * DESC_POISON) != 0:
         fill_bytes(arena, 255, load_i64(part + WORD * DESC_ARENA_BYTES))
     for index in range(load_i64(part + WORD * DESC_OPS)):
-        predicate = load_i64(op + WORD)
-        runs = predicate < 0 or load_i32(arena + predicate) != 0
+        runs = some_lane_wants(arena, load_i64(op + WORD))
         begin = monotonic_ns() if records != 0 else 0
         if runs:
             call_kernel(load_i64(op), arena, buffers, tile * TILE, num_envs)
         if records != 0:
-            _add_row(desc, records, first + index, lane if runs else -1, begin, monotonic_ns() if runs else begin, run)
+            add_row(desc, records, first + index, lane if runs else -1, begin, monotonic_ns() if runs else begin, run)
         op += 2 * WORD
 
 
@@ -196,11 +196,13 @@ def _run_any_tile(job: int, desc: int, arena: int, tile: int, lane: int, run: in
 
 
 @njit(nogil=True)
-def _number_run(desc: int, state: int, lane: int) -> int:
-    """Which run this is; 0 if nothing is recorded."""
+def number_run(desc: int, state: int, lane: int) -> int:
+    """Which run this is, for each lane of a state; 0 if nothing is recorded."""
+    records = load_i64(desc + WORD * DESC_RECORDS)
+    if records == 0:
+        return 0
     if lane == 0:
-        records = load_i64(desc + WORD * DESC_RECORDS)
-        run = atomic_add(records + WORD * RECORD_RUNS, 1) if records != 0 else 0
+        run = atomic_add(records + WORD * RECORD_RUNS, 1)
         atomic_store(state + WORD * STATE_RUN, run + 1)
         return run
     while atomic_load(state + WORD * STATE_RUN) == 0:
@@ -223,7 +225,7 @@ def _work(job: int) -> int:
     lane, run = 0, 0
     if first < tiles:
         lane = atomic_add(state + WORD * STATE_LANES, 1)
-        run = _number_run(desc, state, lane)
+        run = number_run(desc, state, lane)
     while first < tiles:
         stop = min(first + chunk, tiles)
         for tile in range(first, stop):

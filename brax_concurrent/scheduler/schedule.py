@@ -10,8 +10,8 @@ from brax_concurrent.backends.cuda_dispatch import POLICIES
 from brax_concurrent.backends.cuda_program import MAX_STREAMS
 from brax_concurrent.scheduler.window import MAX_SLOTS
 
-SCHEDULERS = ("serial", "sw", "graph", "hw")
-NEED_CUDA = ("graph", "hw")
+SCHEDULERS = ("serial", "sw", "hw", "graph")
+NEED_CUDA = ("graph",)
 
 
 def schedulers_on(backend: str) -> tuple[str, ...]:
@@ -24,9 +24,9 @@ class Schedule:
     """A scheduler and its knobs.
 
     Attributes:
-        scheduler: "serial": program order. "sw": the out-of-order window on the host. "graph": a CUDA Graph.
-            "hw": the window inside a kernel that stays on the GPU.
-        window: slots of the window, of "sw" 1 to 64, of "hw" at most 32.
+        scheduler: "serial": program order. "sw": the out-of-order window on the host. "hw": windows of the workers
+            themselves, inside a kernel that stays on the GPU or of each CPU thread. "graph": a CUDA Graph.
+        window: slots of the windows of "sw" and "hw", 1 to 64; on a GPU "hw" uses at most 32.
         streams: CUDA streams of "sw", 1 to 16. (On the CPU its tasks run on as many threads as the program has.)
         envs_per_task: environments of a task, a multiple of 32; 0: on CUDA all, on the CPU 32. Of "hw" 32, 64, 128 or
             256; 0: by the number of environments.

@@ -20,9 +20,9 @@ from typing import TypeVar
 
 from brax_concurrent.backends.composite import Part, build_composite
 from brax_concurrent.backends.cpu_program import ALWAYS, BufferSpec, CpuProgram, build_program, content_hash
-from brax_concurrent.backends.native import TILE
+from brax_concurrent.backends.native import PREDICATE_ROW, TILE
 from brax_concurrent.scheduler.footprint import EVERYTHING, Footprint, Segment, conflicts, merged, together, without
-from brax_concurrent.scheduler.task import PREDICATE_BYTES, Task
+from brax_concurrent.scheduler.task import Task
 
 ARENA = -1
 """Buffer id of the tiles' arenas, one after another. The user's buffers have their index as id.
@@ -148,7 +148,8 @@ class TileKernel:
 class TileOp:
     """A kernel's place in a tile program.
 
-    predicate  offset in the arena of an int32; if it is 0 as the op's turn comes, this tile skips the op
+    predicate  offset in the arena of a row of 32 int32, one for each lane; if all are 0 as the op's turn comes, this
+               tile skips the op
     """
 
     kernel: TileKernel
@@ -232,7 +233,7 @@ class TileProgram:
         footprint = op.kernel.footprint(tile)
         predicate = None
         if op.predicate != ALWAYS:
-            predicate = self.layout.segment((op.predicate, op.predicate + PREDICATE_BYTES), tile)
+            predicate = self.layout.segment((op.predicate, op.predicate + PREDICATE_ROW), tile)
         if not footprint.everything:
             reads = footprint.reads if predicate is None else (*footprint.reads, predicate)
             footprint = Footprint(self._cut(reads, num_envs, step), self._cut(footprint.writes, num_envs, step))

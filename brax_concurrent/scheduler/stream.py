@@ -19,7 +19,7 @@ from brax_concurrent.backends import task_cpu
 from brax_concurrent.backends.arguments import Argument, ArgumentType, ArrayArgument, Device, KernelError
 from brax_concurrent.backends.cpu_program import cores
 from brax_concurrent.backends.cuda_program import MAX_STREAMS
-from brax_concurrent.scheduler import graph, task_list
+from brax_concurrent.scheduler import graph, hw_list, task_list
 from brax_concurrent.scheduler.arrays import as_argument, checked_dtype, checked_shape, is_jax, segments
 from brax_concurrent.scheduler.footprint import EVERYTHING, Footprint, merged
 from brax_concurrent.scheduler.kernel import Kernel
@@ -27,7 +27,7 @@ from brax_concurrent.scheduler.records import TASK
 from brax_concurrent.scheduler.schedule import SCHEDULERS, schedulers_on, whole
 from brax_concurrent.scheduler.scratch import Scratch
 from brax_concurrent.scheduler.task import Task
-from brax_concurrent.scheduler.trace import Timeline, checked_path
+from brax_concurrent.scheduler.trace import Timeline, apart, checked_path
 from brax_concurrent.scheduler.trace_streams import list_stream
 from brax_concurrent.scheduler.window import MAX_SLOTS, Encoded, encode
 
@@ -198,11 +198,12 @@ class TaskStream:
         The results are those of program order, bit for bit, whatever the arguments.
 
         Args:
-          scheduler: "serial": in program order, one task after the other. "sw": through the out-of-order window.
-            "graph": on a GPU, as a CUDA graph, which is made at the first run after tasks were added.
-          window: of "sw": how many unfinished tasks it looks at, 1 to 64.
+          scheduler: "serial": in program order, one task after the other. "sw": through the out-of-order window. "hw":
+            on the CPU, as "sw", but threads that find no task share the units of one that runs. "graph": on a GPU, as
+            a CUDA graph, which is made at the first run after tasks were added.
+          window: of "sw" and "hw": how many unfinished tasks it looks at, 1 to 64.
           streams: of "sw" on a GPU: how many CUDA streams, 1 to 16.
-          threads: of "sw" on the CPU: how many threads, 0 for one per core.
+          threads: of "sw" and "hw" on the CPU: how many threads, 0 for one per core.
           trace: a file for the timeline of the tasks, also if one raises an exception; None: nothing is recorded.
             Finding what each task waits for takes time that grows with the square of their number.
 
@@ -217,11 +218,11 @@ class TaskStream:
           OSError: the trace could not be written.
           KernelError: a kernel does not compile, or stores into an array that it does not declare.
           TaskError: a kernel raised an exception. What was written until then stays.
-          RuntimeError: of "sw": no task ended for 120 seconds, or for BRAX_CONCURRENT_TIMEOUT seconds if that is set in
-            the environment. The message names what was waited for; it goes on running, and on the CPU keeps its arrays
-            alive.
-          KeyboardInterrupt: of "sw" on the CPU: when the tasks have ended that ran as it came. A second one does not
-            wait for them.
+          RuntimeError: of "sw" and "hw": no task ended for 120 seconds, or for BRAX_CONCURRENT_TIMEOUT seconds if that
+            is set in the environment. The message names what was waited for; it goes on running, and on the CPU keeps
+            its arrays alive.
+          KeyboardInterrupt: of "sw" and "hw" on the CPU: when the tasks have ended that ran as it came. A second one
+            does not wait for them.
           CudaError: the driver refused something; a launch that failed is named.
         """
         if not isinstance(scheduler, str) or scheduler not in SCHEDULERS:
@@ -303,7 +304,7 @@ class TaskStream:
     def _timeline(self, records: np.ndarray, threads: int) -> Timeline:
         ran = records[records[:, TASK] >= 0]
         rows = np.concatenate((ran, np.zeros((len(ran), 1), np.int64)), axis=1)  # all of run 0
-        return Timeline(list_stream(self._tasks), rows, threads, lane_name="thread")
+        return Timeline(list_stream(self._tasks), apart(rows), threads, lane_name="thread")
 
     def _run_cpu(self, scheduler: str, window: int, threads: int, records: np.ndarray | None = None) -> None:
         table = self._table
@@ -318,8 +319,10 @@ class TaskStream:
             names = tuple(task.kernel for task in self._tasks)
             columns = (table.code, table.args, table.first_unit, table.num_units, table.predicate)
             # A task that never ends outlives the run and the stream, and writes to its arrays.
-            listed = task_list.TaskTable(*columns, names, (table.owners, *self._calls))
-            failure = task_list.run_tasks(listed, self._footprints(), threads=threads, window=window, records=records)
+            listed = task_list.TaskTable(*columns, names, (table.owners, *self._calls), table.args_words)
+            engine = hw_list.SHARED if scheduler == "hw" else task_list.ONE_THREAD_A_TASK
+            numbers = {"threads": threads, "window": window}
+            failure = task_list.run_tasks(listed, self._footprints(), **numbers, records=records, engine=engine)
         if failure is not None:
             index, code = failure
             cause, place = task_cpu.exception_of(code)

@@ -31,7 +31,6 @@ from brax_concurrent.backends.intrinsics import (
     call_kernel,
     fill_bytes,
     format_message,
-    load_i32,
     load_i64,
     monotonic_ns,
     stack_bytes,
@@ -70,6 +69,7 @@ from brax_concurrent.backends.native import (
     compile_callback,
     drop_reference,
     give_back_arena,
+    some_lane_wants,
     source_hash,
     take_arena,
 )
@@ -279,8 +279,8 @@ def _run_batch(desc: int, state: int, kinds: np.ndarray, entries: np.ndarray, or
             return
         entry = entries[slot]
         op = load_i64(entry + WORD * ENTRY_DESC) + WORD * (DESC_FIRST_OP + 2 * kinds[slot])
-        arena, predicate = load_i64(entry + WORD * ENTRY_ARENA), load_i64(op + WORD)
-        runs = predicate < 0 or load_i32(arena + predicate) != 0
+        arena = load_i64(entry + WORD * ENTRY_ARENA)
+        runs = some_lane_wants(arena, load_i64(op + WORD))
         if recorded:
             begin = monotonic_ns()
         if runs:

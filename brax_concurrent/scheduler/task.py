@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from brax_concurrent.scheduler.footprint import Footprint, Segment
 
-PREDICATE_BYTES = 4  # a predicate is an int32
+PREDICATE_BYTES = 4  # of one of a predicate's int32
 
 
 @dataclass(frozen=True)
@@ -16,12 +16,12 @@ class Task:
     kernel     name of the kernel
     units      what it works on: tiles, or output pieces of a network layer
     footprint  what it reads and writes, the predicate included
-    predicate  an int32: if it is 0 when the task would issue, the task retires without running; None: it
-    always runs
+    predicate  int32s, one for all that the task works on or one for each: if all are 0 when the task would issue, it
+               retires without running; None: it always runs
 
     Raises:
-      ValueError: the predicate is not 4 bytes, or the footprint does not say that the task reads it; it could
-        then issue before the predicate is known.
+      ValueError: the predicate is no whole number of int32, or the footprint does not say that the task reads it; it
+        could then issue before the predicate is known.
     """
 
     kernel: str
@@ -32,8 +32,9 @@ class Task:
     def __post_init__(self) -> None:
         if self.predicate is None:
             return
-        if self.predicate.stop - self.predicate.start != PREDICATE_BYTES:
-            raise ValueError(f"task {self.kernel}: a predicate has {PREDICATE_BYTES} bytes, got {self.predicate}")
+        size = self.predicate.stop - self.predicate.start
+        if size <= 0 or size % PREDICATE_BYTES:
+            raise ValueError(f"task {self.kernel}: a predicate is int32s, of 4 bytes each, got {self.predicate}")
         if not self.footprint.everything and not any(
             read.buffer == self.predicate.buffer
             and read.start <= self.predicate.start

@@ -1,6 +1,7 @@
 """The window on threads, for a list of tasks: programs that are no tile programs, such as linear algebra and networks.
 
-The engine is that of streams.py (engine.py); here the stream is a table, and its conflicts are those of its footprints.
+The stream is a table, and its conflicts are those of its footprints. The engine of the scheduler sw is that of
+streams.py (engine.py): a task is one thread's. That of hw is in hw_list.py: threads share its units.
 """
 
 from __future__ import annotations
@@ -29,8 +30,9 @@ from brax_concurrent.backends.intrinsics import (
     stack_bytes,
     store_i64,
 )
-from brax_concurrent.backends.native import OK, STUCK, WORD, compile_callback, source_hash
-from brax_concurrent.scheduler import engine, window
+from brax_concurrent.backends.native import OK, STUCK, WORD, WRONG_VERSION, compile_callback, source_hash
+from brax_concurrent.scheduler import engine as engine_module
+from brax_concurrent.scheduler import window
 from brax_concurrent.scheduler.engine import (
     LANE_DONE,
     LANE_WORDS,
@@ -86,6 +88,10 @@ JOB_RECORDS = 12  # address of the records, 0: none
 JOB_FAILED_TASK, JOB_FAILED_CODE = 13, 14  # of the tasks that returned an error, the first in program order
 JOB_STUCK = 15  # mask of the slots whose tasks ran when the run was given up
 JOB_HALT = 16  # for `halt`: the status that the run shall end with
+JOB_THREADS = 17  # how many participants there are at most
+JOB_ARGS_WORDS = 18  # address of the column of that name
+JOB_SCRATCH, JOB_SCRATCH_WORDS = 19, 20  # memory for a copy of a task's arguments, and how much each participant has
+JOB_FAILED_UNIT = 21  # of JOB_FAILED_TASK, the first that failed
 JOB_STUCK_TASKS = 24  # the task in each slot when the run was given up
 JOB_WORDS = JOB_STUCK_TASKS + MAX_SLOTS
 
@@ -94,7 +100,7 @@ RECORD_COLUMNS = 4  # task, lane, begin, end
 _SLICE = 0.1  # seconds after which a caller that waits looks at the run, and Python at its signals
 BATCH_BYTES, QUEUE_BYTES = WORD * MOST, WORD * MAX_SLOTS
 
-_COLUMNS = ("code", "args", "first_unit", "num_units", "predicate")
+_COLUMNS: tuple[str, ...] = ("code", "args", "first_unit", "num_units", "predicate")
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,6 +113,8 @@ class TaskTable:
     first_unit  the first unit that it works on
     num_units   how many units it works on
     predicate   address of an int32: if that is 0 when the task would issue, the task is skipped; 0: it always runs
+    args_words  how many int64 `args` has, so that each thread can have a copy of its own, in whose first word the code
+                notes which unit failed; None: threads share `args`, and the code writes nothing there
     names       what messages call each task; empty: by number
     owners      what must stay alive as long as the addresses are used
 
@@ -122,9 +130,10 @@ class TaskTable:
     predicate: np.ndarray
     names: tuple[str, ...] = ()
     owners: tuple[object, ...] = ()
+    args_words: np.ndarray | None = None
 
     def __post_init__(self) -> None:
-        for name in _COLUMNS:
+        for name in (*_COLUMNS, *([] if self.args_words is None else ["args_words"])):
             column = getattr(self, name)
             if not isinstance(column, np.ndarray) or column.dtype != np.int64 or not column.flags.c_contiguous:
                 found = f"{column.dtype} array" if isinstance(column, np.ndarray) else type(column).__name__
@@ -148,7 +157,7 @@ class TaskTable:
 
 
 @njit(nogil=True)
-def _fill(job: int, state: int, upstream: np.ndarray, tasks: np.ndarray, masks: np.ndarray) -> None:
+def fill_window(job: int, state: int, upstream: np.ndarray, tasks: np.ndarray, masks: np.ndarray) -> None:
     """Let the next tasks into the free slots."""
     count = load_i64(job + WORD * JOB_TASKS)
     rows = carray(pointer(load_i64(job + WORD * JOB_ROWS)), (load_i64(job + WORD * JOB_SEGMENTS), 4), np.int64)
@@ -161,21 +170,27 @@ def _fill(job: int, state: int, upstream: np.ndarray, tasks: np.ndarray, masks: 
 
 
 @njit(nogil=True)
+def record_task(job: int, state: int, slot: int, task: int) -> None:
+    """Write the row of a task that retires, if the run is recorded: what was noted of it in its slot."""
+    records = load_i64(job + WORD * JOB_RECORDS)
+    if records != 0:
+        row = records + WORD * RECORD_COLUMNS * task
+        store_i64(row, task)
+        store_i64(row + WORD, load_i64(state + WORD * (STATE_RAN + slot)))
+        store_i64(row + 2 * WORD, load_i64(state + WORD * (STATE_BEGIN + slot)))
+        store_i64(row + 3 * WORD, load_i64(state + WORD * (STATE_END + slot)))
+
+
+@njit(nogil=True)
 def _retire(job: int, state: int, upstream: np.ndarray, tasks: np.ndarray, masks: np.ndarray) -> None:
     """Retire what has finished."""
     done = finished(state)
     retire_slots(upstream, masks, done)
-    records = load_i64(job + WORD * JOB_RECORDS)
     while done != np.uint64(0):
         slot = lowest_slot(done)
         done &= ~slot_bit(slot)
         store_i64(state + WORD * STATE_RETIRED, load_i64(state + WORD * STATE_RETIRED) + 1)
-        if records != 0:
-            row = records + WORD * RECORD_COLUMNS * tasks[slot]
-            store_i64(row, tasks[slot])
-            store_i64(row + WORD, load_i64(state + WORD * (STATE_RAN + slot)))
-            store_i64(row + 2 * WORD, load_i64(state + WORD * (STATE_BEGIN + slot)))
-            store_i64(row + 3 * WORD, load_i64(state + WORD * (STATE_END + slot)))
+        record_task(job, state, slot, tasks[slot])
 
 
 @njit(nogil=True)
@@ -229,67 +244,102 @@ def _give_up(job: int, state: int, tasks: np.ndarray, masks: np.ndarray) -> None
         store_i64(job + WORD * (JOB_STUCK_TASKS + slot), tasks[slot])
 
 
-def _make_participate(magic: int) -> Callable[[int], int]:
+@njit(nogil=True)
+def _participate(job: int) -> int:
+    """Take part in a run until it is over."""
+    state, size = job + WORD * JOB_WORDS, load_i64(job + WORD * JOB_WINDOW)
+    masks, upstream = masks_at(state + WORD * STATE_MASKS, 2), masks_at(state + WORD * STATE_UPSTREAM, size)
+    tasks, units = words_at(state + WORD * STATE_TASKS, size), words_at(state + WORD * STATE_UNITS, size)
+    order = words_at(stack_bytes(BATCH_BYTES), MOST)
+    queue = words_at(stack_bytes(QUEUE_BYTES), size)
+    lock(state)
+    lane = load_i64(state + WORD * STATE_LANES)
+    if lane >= size:  # there is no work for more
+        unlock(state)
+        return OK
+    enter(state)
+    while True:
+        if load_i64(state + WORD * STATE_STATUS) != STUCK:  # the records may be gone then
+            _retire(job, state, upstream, tasks, masks)
+        slot = NO_SLOT
+        if load_i64(state + WORD * STATE_STATUS) == OK:
+            fill_window(job, state, upstream, tasks, masks)
+            slot = choose(state, upstream, tasks, units, masks, lane, 0)
+        if slot != NO_SLOT:
+            count = grant(state, upstream, tasks, units, masks, order, queue, lane, slot)
+            unlock(state)
+            task, code = _run_batch(job, state, tasks, order[:count], lane)
+            lock(state)
+            if code != 0:
+                _fail(job, state, tasks, masks, lane, task, code)
+        elif is_over(state, masks):
+            break
+        elif not wait(state, load_i64(job + WORD * JOB_TIMEOUT)) and load_i64(state + WORD * STATE_STATUS) != STUCK:
+            _give_up(job, state, tasks, masks)
+    status = load_i64(state + WORD * STATE_STATUS)
+    unlock(state)
+    return status
+
+
+@njit(nogil=True)
+def _halt(job: int) -> int:
+    """End a run from outside."""
+    state, size = job + WORD * JOB_WORDS, load_i64(job + WORD * JOB_WINDOW)
+    masks, tasks = masks_at(state + WORD * STATE_MASKS, 2), words_at(state + WORD * STATE_TASKS, size)
+    lock(state)
+    status, wanted = load_i64(state + WORD * STATE_STATUS), load_i64(job + WORD * JOB_HALT)
+    if wanted == STUCK and status != STUCK:
+        _give_up(job, state, tasks, masks)
+    elif status == OK:
+        stop(state, masks, wanted)
+    is_over(state, masks)
+    unlock(state)
+    return OK
+
+
+Entry = Callable[[int], int]
+
+
+@dataclass(frozen=True)
+class Engine:
+    """Who gets which task, as functions that make a function of a job's address, given a number.
+
+    participate, halt  what each participant calls, and what ends a run from outside with the status in JOB_HALT
+    source             the file that they are in
+    shares_units       several threads may run units of one task
+    """
+
+    participate: Callable[[int], Entry]
+    halt: Callable[[int], Entry]
+    source: str
+    shares_units: bool = False
+
+
+def _make_participate(magic: int) -> Entry:
     # As in native.py: `magic` is in Numba's cache key and ties the code to the content of the files it is of.
     def participate(job: int) -> int:
-        state, size = job + WORD * JOB_WORDS, load_i64(job + WORD * JOB_WINDOW)
-        masks, upstream = masks_at(state + WORD * STATE_MASKS, 2), masks_at(state + WORD * STATE_UPSTREAM, size)
-        tasks, units = words_at(state + WORD * STATE_TASKS, size), words_at(state + WORD * STATE_UNITS, size)
-        order = words_at(stack_bytes(BATCH_BYTES), MOST)
-        queue = words_at(stack_bytes(QUEUE_BYTES), size)
-        lock(state)
-        lane = load_i64(state + WORD * STATE_LANES)
-        if lane >= size:  # there is no work for more
-            unlock(state)
-            return OK
-        enter(state)
-        while True:
-            if load_i64(state + WORD * STATE_STATUS) != STUCK:  # the records may be gone then
-                _retire(job, state, upstream, tasks, masks)
-            slot = NO_SLOT
-            if load_i64(state + WORD * STATE_STATUS) == OK:
-                _fill(job, state, upstream, tasks, masks)
-                slot = choose(state, upstream, tasks, units, masks, lane, 0)
-            if slot != NO_SLOT:
-                count = grant(state, upstream, tasks, units, masks, order, queue, lane, slot)
-                unlock(state)
-                task, code = _run_batch(job, state, tasks, order[:count], lane)
-                lock(state)
-                if code != 0:
-                    _fail(job, state, tasks, masks, lane, task, code)
-            elif is_over(state, masks):
-                break
-            elif not wait(state, load_i64(job + WORD * JOB_TIMEOUT)) and load_i64(state + WORD * STATE_STATUS) != STUCK:
-                _give_up(job, state, tasks, masks)
-        status = load_i64(state + WORD * STATE_STATUS)
-        unlock(state)
-        return status
+        return _participate(job) if magic != 0 else WRONG_VERSION
 
     return participate
 
 
-def _make_halt(magic: int) -> Callable[[int], int]:
+def _make_halt(magic: int) -> Entry:
     def halt(job: int) -> int:
-        state, size = job + WORD * JOB_WORDS, load_i64(job + WORD * JOB_WINDOW)
-        masks, tasks = masks_at(state + WORD * STATE_MASKS, 2), words_at(state + WORD * STATE_TASKS, size)
-        lock(state)
-        status, wanted = load_i64(state + WORD * STATE_STATUS), load_i64(job + WORD * JOB_HALT)
-        if wanted == STUCK and status != STUCK:
-            _give_up(job, state, tasks, masks)
-        elif status == OK:
-            stop(state, masks, wanted)
-        is_over(state, masks)
-        unlock(state)
-        return OK
+        return _halt(job) if magic != 0 else WRONG_VERSION
 
     return halt
 
 
+ONE_THREAD_A_TASK = Engine(_make_participate, _make_halt, __file__)
+
+
 @functools.cache
-def _callback(make: Callable[[int], Callable[[int], int]]) -> tuple[Callable[[int], int], Any]:
+def _callback(engine: Engine, halts: bool) -> tuple[Entry, Any]:
     """A compiled function of a job, to call without the GIL, and what keeps its code alive."""
-    magic = source_hash(*(module.__file__ for module in (engine, window, native, intrinsics)), __file__)
-    code = compile_callback(make(magic))
+    magic = source_hash(
+        *(module.__file__ for module in (engine_module, window, native, intrinsics)), __file__, engine.source
+    )
+    code = compile_callback((engine.halt if halts else engine.participate)(magic))
     return ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)(code.address), code
 
 
@@ -303,6 +353,7 @@ def run_tasks(
     threads: int = 0,
     window: int = 32,
     records: np.ndarray | None = None,
+    engine: Engine = ONE_THREAD_A_TASK,
 ) -> tuple[int, int] | None:
     """Run tasks, out of order where their footprints allow it, on threads besides the calling one, without the GIL.
 
@@ -314,7 +365,9 @@ def run_tasks(
       threads: at most so many; 0: on all cores.
       window: how many unfinished tasks to choose from, 1 to 64. With 1 they run in program order.
       records: (tasks, 4) int64, row i to become [i, lane, begin, end] of task i in nanoseconds of `time.monotonic_ns`;
-        lane -1 and begin == end if it was skipped; all -1 if it has not run.
+        lane -1 and begin == end if it was skipped; all -1 if it has not run. If threads share units, the lane is that
+        of the first of them, and the end that of the last.
+      engine: who gets which task: ONE_THREAD_A_TASK, or `hw_list.SHARED`.
 
     Returns:
       None, or (task, code) if a task has returned an error code. Then no further tasks are started, those that run are
@@ -344,30 +397,51 @@ def run_tasks(
     timeout = timeout_ns()
     if len(table) == 0:
         return None
-    job = aligned_words(JOB_WORDS + STATE_LANE + LANE_WORDS * window)
-    job[[JOB_WINDOW, JOB_TIMEOUT, JOB_TASKS, JOB_SEGMENTS]] = window, timeout, len(table), len(encoded.rows)
-    for word, name in enumerate(_COLUMNS, JOB_CODE):
-        job[word] = getattr(table, name).ctypes.data
-    kept = tuple(np.ascontiguousarray(each) for each in (encoded.rows, encoded.offsets, encoded.everything))
-    job[[JOB_ROWS, JOB_OFFSETS, JOB_EVERYTHING]] = [each.ctypes.data for each in kept]
-    job[JOB_RECORDS] = 0 if records is None else records.ctypes.data
-    job[JOB_FAILED_TASK] = -1
-    participants = min(threads or cores(), window, len(table))
-    status = _participate_all(job, participants, (table, kept, records), timeout)
+    job, participants, kept = _make_job(table, encoded, threads or cores(), window, records, engine)
+    job[JOB_TIMEOUT] = timeout
+    status = _participate_all(engine, job, participants, (table, kept), timeout)
     if status == STUCK:
         stuck = [int(job[JOB_STUCK_TASKS + slot]) for slot in range(window) if int(job[JOB_STUCK]) >> slot & 1]
         names = ", ".join(table.name(task) for task in sorted(stuck))
         raise RuntimeError(f"no task ended for {timeout // 10**6} ms; waited for {names}")
-    return None if status == OK else (int(job[JOB_FAILED_TASK]), int(job[JOB_FAILED_CODE]))
+    if status == OK:
+        return None
+    failed = int(job[JOB_FAILED_TASK])
+    if job[JOB_SCRATCH]:
+        ctypes.c_int64.from_address(int(table.args[failed])).value = int(job[JOB_FAILED_UNIT])
+    return failed, int(job[JOB_FAILED_CODE])
 
 
-def _participate_all(job: np.ndarray, threads: int, kept: object, timeout: int) -> int:
+def _make_job(
+    table: TaskTable, encoded: Encoded, threads: int, window: int, records: np.ndarray | None, engine: Engine
+) -> tuple[np.ndarray, int, object]:
+    """The job of a run, how many participants it has work for, and what must live as long as it does."""
+    job = aligned_words(JOB_WORDS + STATE_LANE + LANE_WORDS * window)
+    job[[JOB_WINDOW, JOB_TASKS, JOB_SEGMENTS]] = window, len(table), len(encoded.rows)
+    for word, name in enumerate(_COLUMNS, JOB_CODE):
+        job[word] = getattr(table, name).ctypes.data
+    rows, offsets, everything = map(np.ascontiguousarray, (encoded.rows, encoded.offsets, encoded.everything))
+    job[[JOB_ROWS, JOB_OFFSETS, JOB_EVERYTHING]] = rows.ctypes.data, offsets.ctypes.data, everything.ctypes.data
+    job[JOB_RECORDS] = 0 if records is None else records.ctypes.data
+    job[JOB_FAILED_TASK] = -1
+    participants, scratch = min(threads, window, len(table)), None
+    if engine.shares_units:
+        participants = min(threads, max(len(table), int(table.num_units.max())))
+        if table.args_words is not None and participants > 1:
+            scratch = np.zeros((participants, int(table.args_words.max())), np.int64)
+            job[[JOB_SCRATCH, JOB_SCRATCH_WORDS]] = scratch.ctypes.data, scratch.shape[1]
+            job[JOB_ARGS_WORDS] = table.args_words.ctypes.data
+    job[JOB_THREADS] = participants
+    return job, participants, (rows, offsets, everything, records, scratch)
+
+
+def _participate_all(engine: Engine, job: np.ndarray, threads: int, kept: object, timeout: int) -> int:
     """Have so many threads take part in a job, and wait for them; returns its status.
 
     The calling thread is none of them: it can give up when all of them are stuck, and be interrupted. Each holds on to
     `job` and to what `kept` refers to until it ends. Where no thread can start, the calling thread does the work.
     """
-    (participate, _), (halt, _) = _callback(_make_participate), _callback(_make_halt)
+    (participate, _), (halt, _) = _callback(engine, False), _callback(engine, True)
 
     def take_part(_: object = kept) -> int:
         return participate(job.ctypes.data)

@@ -12,7 +12,7 @@ import jax
 from brax_concurrent.envs import make, tuned
 from brax_concurrent.envs.arrays import GRANULARITIES
 from brax_concurrent.envs.task import Task
-from brax_concurrent.scheduler.schedule import NEED_CUDA, SCHEDULERS
+from brax_concurrent.scheduler.schedule import SCHEDULERS, schedulers_on
 from brax_concurrent.training.measure import Throughput, compare
 
 _SECONDS = {"cpu": 0.1, "cuda": 0.02}  # of a timing: short, since there are many candidates
@@ -101,7 +101,7 @@ def candidate_settings(backend: str, asked: Mapping[str, Any]) -> Iterator[dict[
         asked: arguments of `make`; a setting among them that is neither "auto" nor None is kept to.
     """
     for scheduler in SCHEDULERS:
-        if backend == "cpu" and scheduler in NEED_CUDA:
+        if scheduler not in schedulers_on(backend):
             continue
         space = {"scheduler": (scheduler,), "granularity": GRANULARITIES, **_SPACE.get(scheduler, {})}
         kept = {name: asked[name] for name in space if asked.get(name) not in ("auto", None)}

@@ -72,8 +72,9 @@ def test_every_tile_runs_once():
 
 
 def _set_predicate(arena, buffers, first_env, num_envs):
-    """The predicate of the tile is the tile's first flag."""
-    store_i32(arena + 64, load_i32(load_i64(buffers) + 4 * first_env))
+    """The predicate of each lane is its flag."""
+    for lane in range(32):
+        store_i32(arena + 64 + 4 * lane, load_i32(load_i64(buffers) + 4 * (first_env + lane)))
 
 
 def _append(arena, buffers, first_env, num_envs):
@@ -95,9 +96,9 @@ def test_ops_run_in_order_and_predicates_skip_them_per_tile():
     predicate, append = compiled(_set_predicate, ADDRESSES), compiled(_append, ADDRESSES)
     ops = [(predicate, ALWAYS), (one, ALWAYS), (append, 64), (append, ALWAYS), (two, ALWAYS), (append, 64)]
     specs = [BufferSpec("flag", (), "int32", "read"), BufferSpec("log", (), "int32", "readwrite")]
-    program = build_program([(code.address, offset) for code, offset in ops], 68, specs, 2)
+    program = build_program([(code.address, offset) for code, offset in ops], 192, specs, 2)
     flag, log = np.zeros(128, np.int32), np.zeros(128, np.int32)
-    flag[[32, 96]] = 1, -5  # any nonzero value is true
+    flag[[32, 127]] = 1, -5  # any nonzero value of any lane is true
     run_program(program, [flag, log], 128, threads=1)
     assert log[::32].tolist() == [1, 112, 1, 112]
 
@@ -216,8 +217,8 @@ def test_wrong_counts_are_refused():
     ("change", "message"),
     [
         ({"ops": [(0, ALWAYS)]}, "op 0 has no kernel"),
-        ({"ops": [(8, ALWAYS), (8, 62)]}, "op 1: predicate offset"),
-        ({"ops": [(8, 64)]}, "op 0: predicate offset .* 64 bytes, got 64"),
+        ({"ops": [(8, ALWAYS), (8, 62)], "arena_bytes": 256}, "op 1: predicate offset .* got 62"),
+        ({"ops": [(8, 64)], "arena_bytes": 188}, "op 0: predicate offset .* 128 bytes within the arena of 188, got 64"),
         ({"fingerprint": 0}, "fingerprint must be a nonzero uint64, got 0"),
         ({"threads": -1}, "threads and arena_bytes must not be negative"),
         ({"buffers": [BufferSpec("a", (), "bool", "read")] * 2}, "buffer names must differ"),

@@ -324,8 +324,9 @@ def test_several_host_threads_step_at_once(mixed):
     assert failures == []
 
 
-def test_every_scheduler_gives_the_same_bits(mixed):
-    windows = {n: make_like(env, scheduler="sw", window=8) for n, env in mixed.envs.items()}
+@pytest.mark.parametrize("scheduler", ["sw", "hw"])
+def test_every_scheduler_gives_the_same_bits(mixed, scheduler):
+    windows = {n: make_like(env, scheduler=scheduler, window=8) for n, env in mixed.envs.items()}
     env = MixedEnv(windows)
     state = mixed.reset(KEY)
     assert_same(env.reset(KEY), state)

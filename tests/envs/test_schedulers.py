@@ -36,10 +36,10 @@ def expected():
 
 
 @pytest.mark.parametrize("granularity", ["stage", "substep", "step"])
-@pytest.mark.parametrize("window", [1, 3, 64])
-def test_a_window_changes_no_bit(expected, granularity, window):
-    env = bc.make("grasp", NUM_ENVS, backend="cpu", scheduler="sw", granularity=granularity, window=window)
-    assert env.schedule == Schedule("sw", window=window)
+@pytest.mark.parametrize(("scheduler", "window"), [("sw", 1), ("sw", 3), ("sw", 64), ("hw", 1), ("hw", 32)])
+def test_a_window_changes_no_bit(expected, granularity, scheduler, window):
+    env = bc.make("grasp", NUM_ENVS, backend="cpu", scheduler=scheduler, granularity=granularity, window=window)
+    assert env.schedule == Schedule(scheduler, window=window)
     got = rollout(env)
     assert_same(jax.tree.leaves(got), jax.tree.leaves(expected))
 
@@ -47,10 +47,12 @@ def test_a_window_changes_no_bit(expected, granularity, window):
 def test_whole_steps_are_what_a_window_on_the_cpu_gets():
     assert bc.make("grasp", 4, backend="cpu", scheduler="sw").granularity == "step"
     assert bc.make("grasp", 4, backend="cpu", scheduler="serial").granularity == "stage"
+    assert bc.make("grasp", 4, backend="cpu", scheduler="hw").granularity == "stage"
 
 
-def test_resets_of_some_environments_go_through_the_window_too():
-    env, serial = (bc.make("grasp", NUM_ENVS, backend="cpu", scheduler=s) for s in ("sw", "serial"))
+@pytest.mark.parametrize("scheduler", ["sw", "hw"])
+def test_resets_of_some_environments_go_through_the_window_too(scheduler):
+    env, serial = (bc.make("grasp", NUM_ENVS, backend="cpu", scheduler=s) for s in (scheduler, "serial"))
     mask = jnp.arange(NUM_ENVS) % 3 == 0
     assert_same(env.reset_where(env.reset(KEY), mask), serial.reset_where(serial.reset(KEY), mask))
 
@@ -61,7 +63,7 @@ def test_resets_of_some_environments_go_through_the_window_too():
         (
             {"scheduler": "fast"},
             ValueError,
-            r"scheduler: expected one of \('serial', 'sw', 'graph', 'hw'\), got 'fast'",
+            r"scheduler: expected one of \('serial', 'sw', 'hw', 'graph'\), got 'fast'",
         ),
         ({"scheduler": "graph"}, ValueError, "scheduler: 'graph' needs backend='cuda'"),
         ({"scheduler": "sw", "window": 0}, ValueError, "window: expected 1 to 64, got 0"),
@@ -79,10 +81,11 @@ def test_schedules_that_cannot_be_are_refused(arguments, error, message):
         bc.make("grasp", **{"num_envs": 4, "backend": "cpu", **arguments})
 
 
-def test_a_timeout_that_cannot_be_is_refused_when_the_environment_is_made(monkeypatch):
+@pytest.mark.parametrize("scheduler", ["sw", "hw"])
+def test_a_timeout_that_cannot_be_is_refused_when_the_environment_is_made(monkeypatch, scheduler):
     monkeypatch.setenv("BRAX_CONCURRENT_TIMEOUT", "soon")
     with pytest.raises(ValueError, match="BRAX_CONCURRENT_TIMEOUT must be a positive number of seconds, got 'soon'"):
-        bc.make("grasp", 4, backend="cpu", scheduler="sw")
+        bc.make("grasp", 4, backend="cpu", scheduler=scheduler)
 
 
 def test_robots_of_a_batch_get_one_schedule_whatever_was_tuned(monkeypatch):
@@ -96,5 +99,5 @@ def test_robots_of_a_batch_get_one_schedule_whatever_was_tuned(monkeypatch):
 
 
 def test_a_graph_needs_cuda():
-    assert schedulers_on("cuda") == SCHEDULERS
-    assert schedulers_on("cpu") == ("serial", "sw")
+    assert schedulers_on("cuda") == SCHEDULERS == ("serial", "sw", "hw", "graph")
+    assert schedulers_on("cpu") == ("serial", "sw", "hw")

@@ -55,7 +55,7 @@ def check_order(intervals, tasks):
             assert all(own[each].end <= own[task].begin for each in older)
 
 
-@pytest.mark.parametrize("scheduler", ["sw", "serial"])
+@pytest.mark.parametrize("scheduler", ["sw", "hw", "serial"])
 def test_control_steps_are_recorded_and_nothing_else(tmp_path, scheduler):
     path = tmp_path / "t.json"
     env, other = make(path, scheduler=scheduler), make(scheduler=scheduler)
@@ -71,15 +71,19 @@ def test_control_steps_are_recorded_and_nothing_else(tmp_path, scheduler):
     assert 0 < found.occupancy <= 1
     events = json.loads(path.read_text())["traceEvents"]
     assert sum(event["ph"] in "Xi" for event in events) == 3 * len(tasks)
-    arrows = sum(len(task.waits_for) for task in found.stream)
-    assert sum(event["ph"] == "s" for event in events) == 3 * arrows > 0
+    skipped = {(row.run, row.task) for row in found.intervals if row.skipped}
+    assert found.skipped == len(skipped) > 0  # nothing ends in three steps
+    ran = [row for row in found.intervals if not row.skipped]
+    arrows = sum((row.run, older) not in skipped for row in ran for older in row.waits_for)
+    assert sum(event["ph"] == "s" for event in events) == arrows > 0
     take(env, 1, state)  # it goes on
     assert env.write_trace().runs == 4
 
 
-def test_a_mixed_batch_is_recorded_as_one(tmp_path, monkeypatch):
+@pytest.mark.parametrize("scheduler", ["sw", "hw"])
+def test_a_mixed_batch_is_recorded_as_one(tmp_path, monkeypatch, scheduler):
     monkeypatch.setenv(trace.ENVIRONMENT, str(tmp_path / "unused.json"))
-    env = bc.make({"grasp": 70, "twin": (40, bc.envs.registry.make_task("grasp"))}, scheduler="sw",
+    env = bc.make({"grasp": 70, "twin": (40, bc.envs.registry.make_task("grasp"))}, scheduler=scheduler,
                   trace=tmp_path / "t.json", **SETTINGS)  # fmt: skip
     actions = {name: jnp.zeros((robot.num_envs, robot.action_size)) for name, robot in env.envs.items()}
     state = env.step(env.step(env.reset(KEY), actions), actions)
@@ -156,7 +160,9 @@ def test_at_exit_what_nobody_wrote_is_written(tmp_path, monkeypatch, capsys):
     gc.collect()  # the environment is gone, what it recorded is not
     trace._write_all()
     said = capsys.readouterr().err.splitlines()
-    assert re.match(rf"brax_concurrent: {tmp_path}/t.json: [\d,]+ tasks in 1 run: makespan ", said[0])
+    assert re.match(
+        rf"brax_concurrent: {tmp_path}/t.json: [\d,]+ tasks in 1 run, \d+ of them skipped: makespan ", said[0]
+    )
     assert said[1].startswith(f"brax_concurrent: {tmp_path}/folder.json was not written: ")
     assert json.loads((tmp_path / "t.json").read_text())["traceEvents"]
 
@@ -169,7 +175,9 @@ def test_a_process_writes_its_trace_at_its_end(tmp_path):
     )
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", trace.ENVIRONMENT: str(tmp_path / "t.json")}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-    assert re.match(rf"brax_concurrent: {tmp_path}/t.json: \d+ tasks in 1 run: makespan .*\n$", done.stderr)
+    assert re.match(
+        rf"brax_concurrent: {tmp_path}/t.json: \d+ tasks in 1 run, \d+ of them skipped: makespan .*\n$", done.stderr
+    )
     assert done.stdout == ""
     assert json.loads((tmp_path / "t.json").read_text())["otherData"]["missing"] == 0
 

@@ -394,14 +394,14 @@ def test_a_program_of_another_version_is_an_error():
 def test_a_fingerprint_belongs_to_one_program():
     code = compiled(_count)
     specs = [BufferSpec("count", (), "float32", "readwrite")]
-    first = build_program([(code.address, ALWAYS)], 64, specs, 0xE3, owners=[code])
-    same = build_program([(code.address, ALWAYS)], 64, specs, 0xE3, owners=[code])
+    first = build_program([(code.address, ALWAYS)], 128, specs, 0xE3, owners=[code])
+    same = build_program([(code.address, ALWAYS)], 128, specs, 0xE3, owners=[code])
     assert jax_ffi.register(first) == jax_ffi.register(same)
     for other in (
-        build_program([(code.address, 0)], 64, specs, 0xE3),
-        build_program([(code.address, ALWAYS)] * 2, 64, specs, 0xE3),
-        build_program([(code.address, ALWAYS)], 64, specs, 0xE3, threads=1),
-        build_program([(code.address, ALWAYS)], 64, [BufferSpec("x", (), "float32", "readwrite")], 0xE3),
+        build_program([(code.address, 0)], 128, specs, 0xE3),
+        build_program([(code.address, ALWAYS)] * 2, 128, specs, 0xE3),
+        build_program([(code.address, ALWAYS)], 128, specs, 0xE3, threads=1),
+        build_program([(code.address, ALWAYS)], 128, [BufferSpec("x", (), "float32", "readwrite")], 0xE3),
     ):
         with pytest.raises(ValueError, match="two different programs have the fingerprint 00000000000000e3"):
             jax_ffi.register(other)

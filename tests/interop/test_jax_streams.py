@@ -17,9 +17,12 @@ from toy_programs import pendulum, pendulum_arrays, pendulum_reference
 from brax_concurrent.backends.cpu_run import run_program
 from brax_concurrent.interop import jax_ffi
 from brax_concurrent.interop.jax_ffi import ffi_call
+from brax_concurrent.scheduler.hw_tiles import compile_hw
 from brax_concurrent.scheduler.records import RUN, TASK, recording
 from brax_concurrent.scheduler.serial import TileComposite, TilePart, compile_serial
 from brax_concurrent.scheduler.streams import compile_window
+
+windows = pytest.mark.parametrize("compile_program", [compile_window, compile_hw])
 
 
 @pytest.mark.parametrize("numbers", [{}, {"window": 1}, {"window": 7, "interleave": 3}, {"threads": 1}])
@@ -44,19 +47,21 @@ def test_a_call_computes_what_numpy_does(numbers, num_envs):
         np.testing.assert_array_equal(found, want)
 
 
+@windows
 @pytest.mark.parametrize("functions", [(mix_ab, (mix_cd, True), copy_ad, set_flag, (mix_ab, True)), (mix_ab, log, log)])
-def test_a_call_has_the_bits_of_the_serial_program(functions):
+def test_a_call_has_the_bits_of_the_serial_program(compile_program, functions):
     arrays = mixing_arrays(300)
     program = mixing(*functions)
     inputs = [jnp.array(array) for array in arrays]
     run_program(compile_serial(program), arrays, 300)
-    for found, want in zip(ffi_call(compile_window(program), inputs), arrays, strict=False):
+    for found, want in zip(ffi_call(compile_program(program), inputs), arrays, strict=False):
         np.testing.assert_array_equal(found, want)
 
 
-def test_a_composite_from_jax():
+@windows
+def test_a_composite_from_jax(compile_program):
     composite = TileComposite((TilePart("a", pendulum(), 700), TilePart("b", pendulum(), 40)))
-    program = compile_window(composite, window=20, interleave=3)
+    program = compile_program(composite, window=20)
     arrays = [pendulum_arrays(700), pendulum_arrays(40, seed=3)]
     inputs = [jnp.array(each[index]) for each in arrays for index in (0, 1, 3)]
     outputs = ffi_call(program, inputs)
@@ -66,8 +71,9 @@ def test_a_composite_from_jax():
             np.testing.assert_array_equal(found, want)
 
 
-def test_calls_at_once_do_not_disturb_each_other():
-    program = compile_window(pendulum(), window=24)
+@windows
+def test_calls_at_once_do_not_disturb_each_other(compile_program):
+    program = compile_program(pendulum(), window=24)
     call = jax.jit(lambda *inputs: ffi_call(program, inputs))
     failures = []
 
@@ -115,23 +121,25 @@ def test_runs_are_recorded_one_by_one():
         assert len(np.unique(rows[:, TASK])) == len(rows) == count
 
 
-def test_a_kernel_that_never_ends_is_an_error(monkeypatch):
+@windows
+def test_a_kernel_that_never_ends_is_an_error(monkeypatch, compile_program):
     """JAX's own thread must be the caller of the handler, so that it is the helper that is held."""
     monkeypatch.setenv("BRAX_CONCURRENT_TIMEOUT", "0.3")
     tiles, block, arrays = holding()
-    program = compile_window(tiles, threads=2)
+    program = compile_program(tiles, threads=2)
     inputs = [jnp.array(array) for array in arrays]
     with pytest.raises(jax.errors.JaxRuntimeError, match="DEADLINE_EXCEEDED.* kernel hold of tile [01]"):
         jax.block_until_ready(ffi_call(program, inputs))
     let_go(block)
 
 
-def test_no_memory_for_the_arenas_is_an_error():
+@windows
+def test_no_memory_for_the_arenas_is_an_error(compile_program):
     tiles = pendulum()
     huge = type(tiles)(type(tiles.layout)(1 << 60, tiles.layout.buffers), tiles.ops)
     inputs = [jnp.array(pendulum_arrays(100)[index]) for index in (0, 1, 3)]
     with pytest.raises(jax.errors.JaxRuntimeError, match="no memory for an arena"):
-        jax.block_until_ready(ffi_call(compile_window(huge), inputs))
+        jax.block_until_ready(ffi_call(compile_program(huge), inputs))
 
 
 def test_a_process_with_one_core_finishes_alone():

@@ -42,9 +42,9 @@ def with_footprint(op, footprint):
 @pytest.mark.parametrize(
     ("span", "said"),
     [
-        ((300, ARENA_BYTES + 4), r"kernel solve: arena bytes must be within \[0, 320\], got \[300, 324\)"),
-        ((-4, 4), r"kernel solve: arena bytes must be within \[0, 320\], got \[-4, 4\)"),
-        ((8, 4), r"kernel solve: arena bytes must be within \[0, 320\], got \[8, 4\)"),
+        ((300, ARENA_BYTES + 4), r"kernel solve: arena bytes must be within \[0, 384\], got \[300, 388\)"),
+        ((-4, 4), r"kernel solve: arena bytes must be within \[0, 384\], got \[-4, 4\)"),
+        ((8, 4), r"kernel solve: arena bytes must be within \[0, 384\], got \[8, 4\)"),
         ("qq", r"kernel solve: no buffer is called 'qq'; there are \['q', 'gravity', 'energy', 'slowed'\]"),
     ],
 )
@@ -89,10 +89,10 @@ def test_what_was_written_in_part_is_not_read_whole():
 
 
 def test_a_predicate_that_nobody_wrote_is_not_asked():
-    with pytest.raises(ValueError, match=r"kernel slow_down \(op 1\) reads bytes \[256, 260\) of field any_fast"):
+    with pytest.raises(ValueError, match=r"kernel slow_down \(op 1\) reads bytes \[256, 384\) of field any_fast"):
         compile_serial(program(OPS[0], OPS[2]))
     own = Footprint(writes=(Segment(ARENA, ANY_FAST, ANY_FAST + 4),))  # too late: it is read before the op runs
-    with pytest.raises(ValueError, match=r"kernel slow_down \(op 1\) reads bytes \[256, 260\) of field any_fast"):
+    with pytest.raises(ValueError, match=r"kernel slow_down \(op 1\) reads bytes \[256, 384\) of field any_fast"):
         compile_serial(program(OPS[0], with_footprint(OPS[2], own)))
 
 

@@ -220,7 +220,7 @@ def test_kernels_that_do_not_compile(kernel, arguments, message):
         ({"window": 65}, "window must be from 1 to 64, got 65"),
         ({"streams": 0}, "streams must be from 1 to 16, got 0"),
         ({"streams": 17}, "streams must be from 1 to 16, got 17"),
-        ({"scheduler": "graph"}, "scheduler: expected one of serial, sw for arrays on the cpu, got 'graph'"),
+        ({"scheduler": "graph"}, "scheduler: expected one of serial, sw, hw for arrays on the cpu, got 'graph'"),
         ({"threads": -1}, "threads must not be negative, got -1"),
     ],
 )
@@ -237,7 +237,7 @@ def test_numbers_of_a_run_are_whole(name, value):
 
 
 def test_a_scheduler_is_a_name():
-    with pytest.raises(ValueError, match=r"^scheduler: expected one of serial, sw, graph, got array\("):
+    with pytest.raises(ValueError, match=r"^scheduler: expected one of serial, sw, hw, graph, got array\("):
         bc.TaskStream().run(np.array(["sw", "serial"]))
     with pytest.raises(ValueError, match=r"^scheduler: expected one of .*, got array\("):
         Schedule(np.array(["sw", "serial"]))

@@ -89,7 +89,7 @@ def run_tasks(composite, tasks, arrays):
         if task.predicate is not None:
             assert task.predicate.buffer == ARENA - index
             assert task.predicate.start == task.units.start * ARENA_BYTES + ANY_FAST
-            if not ctypes.c_int32.from_address(base[index] + task.predicate.start).value:
+            if not any((ctypes.c_int32 * 32).from_address(base[index] + task.predicate.start)):
                 continue
         function = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 4)(entry[kernel])
         arena = base[index] + task.units.start * ARENA_BYTES

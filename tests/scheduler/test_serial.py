@@ -37,7 +37,7 @@ def test_footprints_are_the_tiles_bytes():
     rows = Segment(0, 2 * 128, 70 * 4)
     lanes = Segment(ARENA, 2 * ARENA_BYTES, 2 * ARENA_BYTES + 128)
     assert accelerate.footprint == Footprint((rows, Segment(1, 0, 4)), (lanes,))
-    predicate = Segment(ARENA, 2 * ARENA_BYTES + ANY_FAST, 2 * ARENA_BYTES + ANY_FAST + 4)
+    predicate = Segment(ARENA, 2 * ARENA_BYTES + ANY_FAST, 2 * ARENA_BYTES + ANY_FAST + 128)
     assert slow_down.predicate == predicate
     assert (
         slow_down.footprint
@@ -61,7 +61,7 @@ def run_tasks(program, tasks, arrays, num_envs):
     entry = {op.kernel.name: op.kernel.address for op in program.ops}
     for task in tasks:
         arena = base + task.units.start * ARENA_BYTES
-        if task.predicate is not None and not ctypes.c_int32.from_address(base + task.predicate.start).value:
+        if task.predicate is not None and not any((ctypes.c_int32 * 32).from_address(base + task.predicate.start)):
             continue
         function = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 4)(entry[task.kernel])
         function(arena, addresses.ctypes.data, 32 * task.units.start, num_envs)
@@ -156,8 +156,8 @@ def test_tiles_run_at_once_only_if_their_footprints_allow_it():
 def test_mistakes_are_refused_where_they_are_made():
     with pytest.raises(ValueError, match=r"no buffer is called 'qq'; there are \['q', 'gravity'"):
         PENDULUM.footprint(reads=("qq",))
-    with pytest.raises(ValueError, match=rf"arena bytes must be within \[0, {ARENA_BYTES}\], got \[300, 330\)"):
-        PENDULUM.footprint(writes=((300, 330),))
+    with pytest.raises(ValueError, match=rf"arena bytes must be within \[0, {ARENA_BYTES}\], got \[300, 400\)"):
+        PENDULUM.footprint(writes=((300, 400),))
     with pytest.raises(ValueError, match="kernel integrate writes buffer gravity, whose access is read"):
         TileProgram(PENDULUM, (TileOp(kernel(integrate, writes=("gravity",))),))
     with pytest.raises(ValueError, match="num_envs and interleave must be at least 1, got 0 and 1"):
@@ -173,6 +173,7 @@ def test_a_task_must_read_its_predicate():
     for reads in ((), (Segment(ARENA, 0, 67),), (Segment(0, 64, 68),)):
         with pytest.raises(ValueError, match="task solve: its footprint does not read its predicate"):
             Task("solve", range(1), Footprint(reads), predicate)
-    with pytest.raises(ValueError, match="task solve: a predicate has 4 bytes"):
-        Task("solve", range(1), EVERYTHING, Segment(ARENA, 64, 72))
+    with pytest.raises(ValueError, match="task solve: a predicate is int32s, of 4 bytes each"):
+        Task("solve", range(1), EVERYTHING, Segment(ARENA, 64, 70))
+    Task("solve", range(1), EVERYTHING, Segment(ARENA, 64, 192))
     assert ALWAYS == -1

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mixing import MIXERS, copy_ad, log, meet, meet_too, mix_ab, mix_cd, mixing, mixing_arrays, set_flag
 from numba import njit
+from orders import assert_same, check_order
 from random_streams import unhurried
 from toy_programs import ADDRESSES, compiled, pendulum, pendulum_arrays, pendulum_reference
 
@@ -24,8 +25,7 @@ from brax_concurrent.envs import program as programs_of_envs
 from brax_concurrent.envs.grasp import Grasp
 from brax_concurrent.envs.stream import StreamBuilder
 from brax_concurrent.kernels.model import load_model
-from brax_concurrent.scheduler.graph import dependencies
-from brax_concurrent.scheduler.records import BEGIN, END, LANE, TASK, recording
+from brax_concurrent.scheduler.records import BEGIN, END, LANE, recording
 from brax_concurrent.scheduler.serial import (
     TileComposite,
     TileKernel,
@@ -42,23 +42,6 @@ programs = st.lists(st.tuples(st.sampled_from(MIXERS), st.booleans()), max_size=
 settings = st.fixed_dictionaries(
     {"threads": st.integers(1, 4), "window": st.integers(1, 64), "interleave": st.integers(0, 6)}
 )
-
-
-def assert_same(arrays, expected):
-    for array, want in zip(arrays, expected, strict=True):
-        assert array.tobytes() == want.tobytes()
-
-
-def check_order(rows, tasks, upstream=None):
-    """Every task ran once, and after all that it waits for had ended."""
-    assert sorted(rows[:, TASK]) == list(range(len(tasks)))
-    rows = rows[np.argsort(rows[:, TASK])]
-    assert (rows[:, BEGIN] <= rows[:, END]).all()
-    for task, older in enumerate(dependencies(tasks) if upstream is None else upstream):
-        assert all(rows[each, END] <= rows[task, BEGIN] for each in older)
-    for task, row in zip(tasks, rows, strict=True):
-        assert row[LANE] >= 0 or task.predicate is not None
-    return rows
 
 
 @unhurried

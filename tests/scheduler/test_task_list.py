@@ -25,22 +25,34 @@ from brax_concurrent.backends.intrinsics import (
 )
 from brax_concurrent.scheduler.footprint import Footprint, Segment
 from brax_concurrent.scheduler.graph import dependencies
+from brax_concurrent.scheduler.hw_list import SHARED
 from brax_concurrent.scheduler.task import Task
-from brax_concurrent.scheduler.task_list import TaskTable, run_tasks
+from brax_concurrent.scheduler.task_list import ONE_THREAD_A_TASK, TaskTable, run_tasks
 from brax_concurrent.scheduler.window import encode
 
 SIGNATURE = types.int64(types.int64, types.int64, types.int64)
+UNITS = 3  # of each task of a `Program`
+
+engines = pytest.mark.parametrize("engine", [ONE_THREAD_A_TASK, SHARED], ids=["sw", "hw"])
 
 
 def mix(args, first_unit, num_units):
-    """Add up cells and write what comes of it to others. args: two counts, the code, then the cells' addresses."""
-    reads, writes, total = load_i64(args), load_i64(args + 8), first_unit
+    """Add up cells and write what comes of it to others; the task's last unit does it, the others take a while.
+
+    args: two counts, the code, the task's number, how many units have run, then the cells' addresses.
+    """
+    atomic_add(args + 32, num_units)
+    reads, writes, total = load_i64(args), load_i64(args + 8), load_i64(args + 24)
+    if not first_unit <= total + UNITS - 1 < first_unit + num_units:
+        for _ in range(first_unit & 7):
+            give_way()
+        return 0
     for index in range(reads):
-        total = total * 31 + load_i64(load_i64(args + 8 * (3 + index)))
+        total = total * 31 + load_i64(load_i64(args + 8 * (5 + index)))
     for _ in range(total & 7):
         give_way()
     for index in range(writes):
-        store_i64(load_i64(args + 8 * (3 + reads + index)), total * num_units + index)
+        store_i64(load_i64(args + 8 * (5 + reads + index)), total * UNITS + index)
     return load_i64(args + 16)
 
 
@@ -57,7 +69,7 @@ class Program:
         for number, task in enumerate(stream):
             cells = [[base + 8 * place[at] for at in sorted(side)] for side in memory_of(task.footprint)]
             code = 0 if codes is None else codes.get(number, 0)
-            self.args.append(np.array([len(cells[0]), len(cells[1]), code, *cells[0], *cells[1]], np.int64))
+            self.args.append(np.array([len(cells[0]), len(cells[1]), code, number, 0, *cells[0], *cells[1]], np.int64))
         predicates = [
             0 if task.predicate is None
             else self.flags.ctypes.data + 4 * place[task.predicate.buffer, task.predicate.start]
@@ -67,7 +79,7 @@ class Program:
             [compiled(mix, SIGNATURE).address] * len(stream),
             [each.ctypes.data for each in self.args],
             range(len(stream)),
-            [3] * len(stream),
+            [UNITS] * len(stream),
             predicates,
         )]  # fmt: skip
         self.table = TaskTable(*column, names=tuple(task.kernel for task in stream), owners=(self.args, self.flags))
@@ -81,13 +93,16 @@ class Program:
         return cells, result
 
 
+@engines
 @unhurried
-@given(streams(40), st.integers(1, 4), st.integers(1, 64))
-def test_any_window_gives_the_bits_of_program_order(stream, threads, window):
+@given(stream=streams(40), threads=st.integers(1, 4), window=st.integers(1, 64))
+def test_any_window_gives_the_bits_of_program_order(engine, stream, threads, window):
     program = Program(stream)
     expected, _ = program.run(threads=1, window=1)
     records = np.zeros((len(stream), 4), np.int64)
-    cells, result = program.run(threads=threads, window=window, records=records)
+    for args in program.args:
+        args[4] = 0
+    cells, result = program.run(threads=threads, window=window, records=records, engine=engine)
     assert result is None
     assert cells.tobytes() == expected.tobytes()
     assert records[:, 0].tolist() == list(range(len(stream)))
@@ -95,6 +110,7 @@ def test_any_window_gives_the_bits_of_program_order(stream, threads, window):
         assert all(records[each, 3] <= records[task, 2] for each in older)
     skipped = [i for i, predicate in enumerate(program.table.predicate.tolist()) if predicate and not flag(predicate)]
     assert np.flatnonzero(records[:, 1] < 0).tolist() == skipped
+    assert [i for i, args in enumerate(program.args) if args[4] != UNITS] == skipped
     assert (records[skipped, 2] == records[skipped, 3]).all()
     assert (records[:, 1] < threads).all()
     if window == 1:
@@ -133,10 +149,31 @@ def meet(args, first_unit, num_units):
     return 0
 
 
+@engines
 @pytest.mark.parametrize("repeat", range(10))
-def test_independent_tasks_run_at_once(repeat):
+def test_independent_tasks_run_at_once(engine, repeat):
     args = np.zeros(1, np.int64)
-    assert run_tasks(table_of(meet, args, 2), encode(independent(2)), threads=2) is None
+    assert run_tasks(table_of(meet, args, 2), encode(independent(2)), threads=2, engine=engine) is None
+
+
+@pytest.mark.parametrize("window", [1, 8])
+def test_threads_share_the_units_of_a_task(window):
+    """Two units that wait for each other, in a chain: the next task begins when both have ended."""
+    args = np.zeros(1, np.int64)
+    table = table_of(meet_in_pairs, args, 20)
+    table = dataclasses.replace(table, first_unit=np.zeros(20, np.int64), num_units=np.full(20, 2))
+    assert run_tasks(table, encode(chain(20)), threads=2, window=window, engine=SHARED) is None
+    assert args[0] == 40
+
+
+def meet_in_pairs(args, first_unit, num_units):
+    """Wait for the task's other unit, at most 20 s."""
+    number, begin = atomic_add(args, 1), monotonic_ns()
+    while atomic_load(args) < number + 2 - (number & 1):
+        give_way()
+        if monotonic_ns() - begin > 20 * 10**9:
+            return 1
+    return 0
 
 
 def fail_third(args, first_unit, num_units):
@@ -144,12 +181,13 @@ def fail_third(args, first_unit, num_units):
     return 77 if first_unit == 3 else 0
 
 
+@engines
 @pytest.mark.parametrize("window", [1, 8, 64])
-def test_after_an_error_nothing_starts(window):
+def test_after_an_error_nothing_starts(engine, window):
     args = np.zeros(1, np.int64)
     records = np.zeros((50, 4), np.int64)
     table = table_of(fail_third, args, 50)
-    assert run_tasks(table, encode(chain(50)), threads=2, window=window, records=records) == (3, 77)
+    assert run_tasks(table, encode(chain(50)), threads=2, window=window, records=records, engine=engine) == (3, 77)
     assert args[0] == 4
     assert records[:4, 0].tolist() == [0, 1, 2, 3]
     assert (records[4:] == -1).all()
@@ -168,9 +206,10 @@ def fail_both(args, first_unit, num_units):
     return 10 + first_unit
 
 
-def test_of_several_errors_the_first_in_program_order_is_told():
+@engines
+def test_of_several_errors_the_first_in_program_order_is_told(engine):
     args = np.zeros(1, np.int64)
-    assert run_tasks(table_of(fail_both, args, 2), encode(independent(2)), threads=2) == (0, 10)
+    assert run_tasks(table_of(fail_both, args, 2), encode(independent(2)), threads=2, engine=engine) == (0, 10)
 
 
 def hold(args, first_unit, num_units):
@@ -192,29 +231,43 @@ def let_go(args):
         time.sleep(0.01)
 
 
+@engines
 @pytest.mark.parametrize(
     ("threads", "count", "names"),
     [(1, 1, r"task 0 \(t0\)"), (2, 2, r"task 0 \(t0\), task 1 \(t1\)"), (3, 1, r"task 0 \(t0\)")],
 )
-def test_a_task_that_never_ends_is_named_whoever_runs_it(monkeypatch, threads, count, names):
+def test_a_task_that_never_ends_is_named_whoever_runs_it(monkeypatch, engine, threads, count, names):
     monkeypatch.setenv("BRAX_CONCURRENT_TIMEOUT", "0.3")
     args = np.zeros(2, np.int64)
     table = table_of(hold, args, count, names=tuple(f"t{i}" for i in range(count)))
     begin = time.monotonic()
     with pytest.raises(RuntimeError, match=f"no task ended for 300 ms; waited for {names}$"):
-        run_tasks(table, encode(independent(count)), threads=threads)
+        run_tasks(table, encode(independent(count)), threads=threads, engine=engine)
     assert 0.3 < time.monotonic() - begin < 10
     assert args[0] == count
     # Threads that are held are nobody's loss.
     free = np.zeros(1, np.int64)
-    assert run_tasks(table_of(meet, free, 2), encode(independent(2)), threads=2) is None
+    assert run_tasks(table_of(meet, free, 2), encode(independent(2)), threads=2, engine=engine) is None
     let_go(args)
 
 
-def test_a_long_chain_is_no_task_that_never_ends(monkeypatch):
+@engines
+def test_tasks_that_never_become_ready_are_not_named(monkeypatch, engine):
+    """Those are that they wait for."""
+    monkeypatch.setenv("BRAX_CONCURRENT_TIMEOUT", "0.3")
+    args = np.zeros(2, np.int64)
+    with pytest.raises(RuntimeError, match="no task ended for 300 ms; waited for task 0$"):
+        run_tasks(table_of(hold, args, 5), encode(chain(5)), threads=2, engine=engine)
+    let_go(args)
+    time.sleep(0.05)
+    assert args[0] == 0  # nobody has begun the next
+
+
+@engines
+def test_a_long_chain_is_no_task_that_never_ends(monkeypatch, engine):
     monkeypatch.setenv("BRAX_CONCURRENT_TIMEOUT", "0.5")
     args = np.zeros(1, np.int64)
-    assert run_tasks(table_of(linger, args, 60), encode(chain(60)), threads=1) is None
+    assert run_tasks(table_of(linger, args, 60), encode(chain(60)), threads=1, engine=engine) is None
     assert args[0] == 60
 
 
@@ -234,25 +287,27 @@ def after(seconds, function):
     return timer
 
 
-def test_an_interrupt_stops_the_run_when_the_running_tasks_have_ended():
+@engines
+def test_an_interrupt_stops_the_run_when_the_running_tasks_have_ended(engine):
     args = np.zeros(1, np.int64)
     run_tasks(table_of(linger, args, 1), encode(chain(1)))
     after(0.2, lambda: signal.raise_signal(signal.SIGINT))
     with pytest.raises(KeyboardInterrupt):
-        run_tasks(table_of(linger, args, 200), encode(chain(200)), threads=2)
+        run_tasks(table_of(linger, args, 200), encode(chain(200)), threads=2, engine=engine)
     ran = int(args[0])
     assert 1 < ran < 200
     time.sleep(0.1)
     assert args[0] == ran
 
 
-def test_a_second_interrupt_leaves_a_task_behind():
+@engines
+def test_a_second_interrupt_leaves_a_task_behind(engine):
     args = np.zeros(2, np.int64)
     for seconds in (0.2, 0.6):
         after(seconds, lambda: signal.raise_signal(signal.SIGINT))
     begin = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
-        run_tasks(table_of(hold, args, 1), encode(chain(1)))
+        run_tasks(table_of(hold, args, 1), encode(chain(1)), engine=engine)
     assert 0.5 < time.monotonic() - begin < 10
     assert args[0] == 1
     let_go(args)
@@ -267,8 +322,9 @@ def set_cell(args, first_unit, num_units):
     return load_i32(args) * 0
 
 
+@engines
 @pytest.mark.parametrize("value", [0, 1, -1])
-def test_a_predicate_is_read_when_the_task_would_issue(value):
+def test_a_predicate_is_read_when_the_task_would_issue(engine, value):
     args = np.array([1 - abs(value), value, 0], np.int64)
     predicate = Segment(0, 0, 4)
     stream = [
@@ -277,7 +333,7 @@ def test_a_predicate_is_read_when_the_task_would_issue(value):
     ]
     table = table_of(set_cell, args, 6)
     table = dataclasses.replace(table, predicate=np.array([0] + [args.ctypes.data] * 5, np.int64))
-    assert run_tasks(table, encode(stream), threads=2) is None
+    assert run_tasks(table, encode(stream), threads=2, engine=engine) is None
     assert args[2] == (5 if value else 0)
 
 

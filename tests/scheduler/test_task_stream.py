@@ -231,6 +231,23 @@ def test_an_exception_that_cannot_be_made_is_told_in_words(scheduler, kernel, sa
         stream.run(scheduler)
 
 
+@bc.kernel(writes=("y",))
+def raises_often(unit, y):
+    if unit % 7 == 5:
+        raise ValueError("here")
+    y[unit] = 1
+
+
+@pytest.mark.parametrize("scheduler", schedulers_on("cpu"))
+def test_of_several_units_that_fail_the_first_is_told(scheduler):
+    for _ in range(20):
+        stream, y = bc.TaskStream(), np.zeros(1000)
+        stream.add(raises_often, units=1000, y=y)
+        with pytest.raises(bc.TaskError, match=r"task 0, kernel raises_often .*, unit 5: ValueError: here"):
+            stream.run(scheduler, threads=4)
+        assert y[:5].all()
+
+
 def random_stream(rng, memory, flags):
     """A stream on views of one memory, and the same calls as (kernel, units, arguments, predicate)."""
     stream, calls = bc.TaskStream(), []
