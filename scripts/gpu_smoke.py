@@ -107,12 +107,16 @@ def trajectory(env: Any, state: Any, actions: np.ndarray) -> dict[str, np.ndarra
 
 
 def agreement(
-    robot: str, num_envs: int = 512, steps: int = 20, actions: np.ndarray | None = None, **arguments: Any
+    robot: str | bc.Task,
+    num_envs: int = 512,
+    steps: int = 20,
+    actions: np.ndarray | None = None,
+    **arguments: Any,
 ) -> dict[str, Difference]:
     """Compare the backends: a reset from the same key, then steps from the same state with the same actions.
 
     Args:
-        robot: one of `bc.list_envs()`. num_envs, steps: how many.
+        robot: one of `bc.list_envs()`, or a task. num_envs, steps: how many.
         actions: (steps, num_envs, action_size); None: random ones.
         arguments: of `bc.make`.
     """

@@ -41,6 +41,12 @@ def env(name: str, num_envs: int, dtype: str = "float32", **arguments: Any) -> A
         return bc.make(name, num_envs, dtype=dtype, backend="cpu", **arguments)
 
 
+def env_of(task: Any, num_envs: int, dtype: str = "float32", **arguments: Any) -> Any:
+    """`make` of a Task, on the CPU."""
+    with precision(dtype):
+        return bc.make(task, num_envs, dtype=dtype, backend="cpu", **arguments)
+
+
 def simulator(
     source: Any, num_envs: int, fields: tuple[str, ...] = (), dtype: str = "float64", **arguments: Any
 ) -> Any:

@@ -9,18 +9,18 @@ from typing import Any, overload
 from brax_concurrent.envs.arrays import resolve_backend
 from brax_concurrent.envs.base import Env
 from brax_concurrent.envs.mixed import MixedEnv, MixedState, Robots, make_mixed
+from brax_concurrent.envs.own_task import AnyTask, Fields, Noise, Task
 from brax_concurrent.envs.registry import list_envs, make_task
 from brax_concurrent.envs.state import State
-from brax_concurrent.envs.task import Outcome, Task
 from brax_concurrent.envs.trace import make_tracer
 from brax_concurrent.scheduler.schedule import Schedule
 
-__all__ = ["Env", "MixedEnv", "MixedState", "Outcome", "State", "Task", "list_envs", "make"]
+__all__ = ["Env", "Fields", "MixedEnv", "MixedState", "Noise", "State", "Task", "list_envs", "make"]
 
 
 @overload
 def make(
-    name: str | Task,
+    name: str | AnyTask,
     num_envs: int = 1,
     *,
     backend: str = "auto",
@@ -47,7 +47,7 @@ def make(name: Robots, **settings: Any) -> MixedEnv: ...
 
 
 def make(
-    name: str | Task | Robots,
+    name: str | AnyTask | Robots,
     num_envs: int = 1,
     *,
     backend: str = "auto",
@@ -70,8 +70,8 @@ def make(
     """A batch of environments, of one robot or of several.
 
     Args:
-        name: one of `list_envs()`, the alias "cheetah", or a Task of your own. Or a dict of different robots, for a
-            MixedEnv: by name the num_envs, (num_envs, dict of task arguments), or, under any name,
+        name: one of `list_envs()`, the alias "cheetah", or a Task of your own (docs/tasks.md). Or a dict of different
+            robots, for a MixedEnv: by name the num_envs, (num_envs, dict of task arguments), or, under any name,
             (num_envs, Task): `{"ant": 2048, "humanoid": (512, {"frame_skip": 3}), "mine": (64, MyTask())}`.
         num_envs: environments in the batch, at least 1; not with a dict, which says it for each robot.
         backend: "cpu", "cuda" or "auto" (CUDA where there is a GPU that JAX uses, else the CPU).
@@ -132,7 +132,7 @@ def _one_schedule(common: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _make_one(
-    name: str | Task, num_envs: int, *, max_episode_steps: int | None, nconmax: int | None, **arguments: Any
+    name: str | AnyTask, num_envs: int, *, max_episode_steps: int | None, nconmax: int | None, **arguments: Any
 ) -> Env:
     """One robot's environment of a mixed batch, which is not recorded by itself."""
     settings = {setting: arguments.pop(setting) for setting in _SETTINGS}
@@ -140,13 +140,16 @@ def _make_one(
     return Env(_task(name, limits, arguments), num_envs, **settings)
 
 
-def _task(name: str | Task, limits: Mapping[str, int | None], arguments: Mapping[str, Any]) -> Task:
+def _task(name: str | AnyTask, limits: Mapping[str, int | None], arguments: Mapping[str, Any]) -> AnyTask:
     """The task that `make` means; `limits` are attributes of it, None where it keeps its own."""
     limits = {limit: value for limit, value in limits.items() if value is not None}
-    if isinstance(name, Task):
+    if isinstance(name, AnyTask):
         if arguments or limits:
             raise TypeError(f"a Task has its arguments already, got {[*arguments, *limits]}")
         return name
+    kind: Any = name
+    if isinstance(kind, type) and issubclass(kind, AnyTask):
+        raise TypeError(f"name: expected an instance of a Task, such as {kind.__name__}(), got the class")
     task = make_task(name, **arguments)
     for limit, value in limits.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from brax_concurrent.envs.task import (
+    KernelTask,
     Memory,
     Outcome,
-    Task,
     body_id,
     check_arguments,
     check_at_least,
@@ -23,7 +23,7 @@ from brax_concurrent.kernels.ops import both, isfinite, negate, where
 
 
 @dataclass(kw_only=True, eq=False)
-class Ant(Task):
+class Ant(KernelTask):
     """Gymnasium's Ant-v5 with all of its constructor's arguments but those for rendering.
 
     Observation, 105 numbers:

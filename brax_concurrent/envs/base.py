@@ -22,12 +22,14 @@ from brax_concurrent.envs.arrays import (
     validate_batch,
     varying_alike,
 )
+from brax_concurrent.envs.own_kernels import OwnTask
+from brax_concurrent.envs.own_task import Task
 from brax_concurrent.envs.policy import MlpPolicy, key_words
 from brax_concurrent.envs.policy_kernel import KEPT, rollout_stream
 from brax_concurrent.envs.program import compile_env
 from brax_concurrent.envs.state import State
 from brax_concurrent.envs.stream import Stream, StreamBuilder
-from brax_concurrent.envs.task import Task
+from brax_concurrent.envs.task import KernelTask
 from brax_concurrent.envs.trace import Tracer, write_trace
 from brax_concurrent.interop.jax_ffi import Program
 from brax_concurrent.kernels.layout import MODEL_PREFIX
@@ -59,7 +61,7 @@ class Env:
 
     def __init__(
         self,
-        task: Task,
+        task: KernelTask | Task,
         num_envs: int,
         *,
         backend: str = "auto",
@@ -80,14 +82,15 @@ class Env:
         self.backend = resolve_backend(backend)
         if not isinstance(autoreset, bool):
             raise TypeError(f"autoreset: expected True or False, got {autoreset!r}")
-        self.task, self.num_envs, self.dtype = task, num_envs, jnp.dtype(dtype)
+        self.num_envs, self.dtype = num_envs, jnp.dtype(dtype)
+        self.task: KernelTask = OwnTask(task, dtype) if isinstance(task, Task) else task
         self.autoreset, self._threads = autoreset, threads
-        self.model: Model = load_model(task.model, nconmax=task.nconmax)
+        self.model: Model = load_model(self.task.model, nconmax=self.task.nconmax)
         self._defaults = default_model_values(self.model, per_env)
         knobs = {"window": window, "streams": streams, "envs_per_task": envs_per_task}
         asked = {"scheduler": scheduler, "granularity": granularity, **knobs}
         self._choose(asked, per_env, {"policy": policy, "regroup": regroup})
-        self._builder = StreamBuilder(task, self.model, per_env, autoreset)
+        self._builder = StreamBuilder(self.task, self.model, per_env, autoreset)
         self.per_env = tuple(per_env)
         self.tile_programs: dict[str, TileProgram] = {}  # filled by envs/program.py
         self._programs: dict[tuple[str, MlpPolicy | None, int], Program] = {}

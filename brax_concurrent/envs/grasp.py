@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from brax_concurrent.envs.task import Memory, Outcome, Task, body_id, check_arguments, check_at_least
+from brax_concurrent.envs.task import KernelTask, Memory, Outcome, body_id, check_arguments, check_at_least
 from brax_concurrent.kernels.model import Model
 from brax_concurrent.kernels.ops import clip, either, maximum, sincos, to_float, where
 from brax_concurrent.kernels.vec import Vec, add, add_scaled, cross, dot, norm, scale, sub
@@ -24,7 +24,7 @@ _PI = 3.141592653589793
 
 
 @dataclass(kw_only=True, eq=False)
-class Grasp(Task):
+class Grasp(KernelTask):
     """Pick up a ball of 2 m and carry it to a target; when it gets there, the target moves elsewhere.
 
     All axes are the world's: the palm does not turn, so "from the palm" is relative to its position. Bodies

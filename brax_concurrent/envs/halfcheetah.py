@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from brax_concurrent.envs.task import (
+    KernelTask,
     Memory,
     Outcome,
-    Task,
     check_arguments,
     check_at_least,
     reset_qpos,
@@ -18,7 +18,7 @@ from brax_concurrent.envs.task import (
 
 
 @dataclass(kw_only=True, eq=False)
-class HalfCheetah(Task):
+class HalfCheetah(KernelTask):
     """Gymnasium's HalfCheetah-v5 with all of its constructor's arguments but those for rendering.
 
     Observation, 17 numbers:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from brax_concurrent.envs.task import (
+    KernelTask,
     Memory,
     Outcome,
-    Task,
     check_arguments,
     check_at_least,
     distance_from_origin,
@@ -25,7 +25,7 @@ _ROOT_DOFS = 6  # qfrc_actuator is observed without the free joint's entries
 
 
 @dataclass(kw_only=True, eq=False)
-class Humanoid(Task):
+class Humanoid(KernelTask):
     """Gymnasium's Humanoid-v5 with all of its constructor's arguments but those for rendering.
 
     Observation, 348 numbers:

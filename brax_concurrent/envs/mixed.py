@@ -19,15 +19,15 @@ import numpy as np
 
 from brax_concurrent.envs.arrays import checked, run, varying_alike
 from brax_concurrent.envs.base import Env, checked_key
+from brax_concurrent.envs.own_task import AnyTask
 from brax_concurrent.envs.program import compile_mixed, tile_composite
 from brax_concurrent.envs.state import State
-from brax_concurrent.envs.task import Task
 from brax_concurrent.envs.trace import Tracer, write_trace
 from brax_concurrent.interop.jax_ffi import Program
 from brax_concurrent.kernels.model import Model
 from brax_concurrent.scheduler.trace import Timeline
 
-Robots = Mapping[str, int | tuple[int, Mapping[str, Any] | Task]]
+Robots = Mapping[str, int | tuple[int, Mapping[str, Any] | AnyTask]]
 """What `make` takes for a mixed batch: for each robot its num_envs, or (num_envs, arguments), or (num_envs, Task)."""
 
 _OWN = ("per_env", "max_episode_steps", "nconmax")  # arguments of `make` that may differ between robots
@@ -359,17 +359,17 @@ def make_mixed(
         if not isinstance(name, str):
             raise TypeError(f"name: expected the names of robots as keys, got {name!r}")
         num_envs, what = value if isinstance(value, tuple) and len(value) == 2 else (value, {})
-        if not isinstance(what, Mapping | Task) or isinstance(num_envs, (Task, Mapping, tuple)):
+        if not isinstance(what, Mapping | AnyTask) or isinstance(num_envs, AnyTask | Mapping | tuple):
             raise TypeError(
                 f"{name}: expected num_envs, (num_envs, dict of task arguments) or (num_envs, Task), got {value!r}"
             )
         if isinstance(num_envs, bool) or not isinstance(num_envs, (int, np.integer)) or num_envs < 1:
             raise ValueError(f"{name}: num_envs must be a whole number of at least 1, got {num_envs!r}")
-        arguments = {} if isinstance(what, Task) else what
+        arguments = {} if isinstance(what, AnyTask) else what
         for argument in arguments:
             if argument == "trace" or (argument in common and argument not in _OWN):
                 raise TypeError(f"{name}: {argument} is one for the whole batch, give it to make")
-        envs[name] = make(what if isinstance(what, Task) else name, int(num_envs), **{**common, **arguments})
+        envs[name] = make(what if isinstance(what, AnyTask) else name, int(num_envs), **{**common, **arguments})
     return MixedEnv(envs, tracer=tracer)
 
 

@@ -16,7 +16,7 @@ from brax_concurrent.envs.policy_kernel import ACTIVATIONS, BLOCK, INPUTS, LIMIT
 
 if TYPE_CHECKING:
     from brax_concurrent.envs.base import Env
-    from brax_concurrent.envs.task import Task
+    from brax_concurrent.envs.task import KernelTask
 
 _JAX_ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "tanh": jnp.tanh,
@@ -175,11 +175,11 @@ class MlpPolicy:
 
     # -- as a kernel -------------------------------------------------------------------------------------------------
 
-    def kernel(self, task: Task) -> PolicyKernel:
+    def kernel(self, task: KernelTask) -> PolicyKernel:
         """The same as a kernel of a task's stream."""
         return PolicyKernel(task.observation_size, task.action_size, self.hidden, self.activation, self.normalize_obs)
 
-    def packed(self, params: Any, task: Task) -> dict[str, jax.Array]:
+    def packed(self, params: Any, task: KernelTask) -> dict[str, jax.Array]:
         """`params` in the arrays that the kernel reads (policy_kernel.py says how they lie there)."""
         blocks = []
         for layer, (weights, bias) in zip(self.kernel(task).layers, params["layers"], strict=True):
@@ -197,7 +197,7 @@ class MlpPolicy:
             arrays["policy_statistics"] = jnp.stack([params["obs_mean"], 1.0 / params["obs_std"]])
         return arrays
 
-    def applied(self, task: Task) -> Callable[[list[Any]], list[Any]] | None:
+    def applied(self, task: KernelTask) -> Callable[[list[Any]], list[Any]] | None:
         """What makes of the policy's action the one that the environment gets, component by component; None: nothing.
 
         Raises:
@@ -217,7 +217,7 @@ class MlpPolicy:
         return apply
 
 
-def applied_rows(policy: MlpPolicy, task: Task, action: jax.Array) -> jax.Array:
+def applied_rows(policy: MlpPolicy, task: KernelTask, action: jax.Array) -> jax.Array:
     """`MlpPolicy.applied` to actions (num_envs, action_size)."""
     if policy.applied(task) is None:
         return action

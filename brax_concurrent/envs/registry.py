@@ -10,10 +10,10 @@ from brax_concurrent.envs.ant import Ant
 from brax_concurrent.envs.grasp import Grasp
 from brax_concurrent.envs.halfcheetah import HalfCheetah
 from brax_concurrent.envs.humanoid import Humanoid
-from brax_concurrent.envs.task import Task
+from brax_concurrent.envs.task import KernelTask
 from brax_concurrent.envs.walker2d import Walker2d
 
-TASKS: dict[str, type[Task]] = {task.name: task for task in (Ant, Grasp, HalfCheetah, Humanoid, Walker2d)}
+TASKS: dict[str, type[KernelTask]] = {task.name: task for task in (Ant, Grasp, HalfCheetah, Humanoid, Walker2d)}
 ALIASES = {"cheetah": "halfcheetah"}
 
 _RENDERING = (
@@ -27,7 +27,7 @@ def list_envs() -> list[str]:
     return sorted(TASKS)
 
 
-def make_task(name: str, **arguments: Any) -> Task:
+def make_task(name: str, **arguments: Any) -> KernelTask:
     """A task by its name.
 
     Args:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
 import hashlib
 import os
@@ -25,6 +24,7 @@ from brax_concurrent.envs.arrays import (
     validate_batch,
     varying_alike,
 )
+from brax_concurrent.envs.fields import shown, unknown, visible_fields
 from brax_concurrent.envs.stream import (
     COUNTER_FIELDS,
     Array,
@@ -44,7 +44,6 @@ from brax_concurrent.kernels.ops import negate, to_int, where
 from brax_concurrent.kernels.specialize import ModelView
 from brax_concurrent.kernels.trace import infer_kernel
 
-_SCRATCH = ("contact_jar", "contact_jv", "rk4_")  # the solver's and the integrator's own
 _CARRIED = ("qpos", "qvel", "qacc_warmstart", "contacts_lost", "diverged", "bad_controls")
 
 
@@ -140,15 +139,14 @@ class Simulator:
             raise TypeError(f"fields: expected a sequence of names, got the string {fields!r}")
         for name in fields:
             if name not in self.known_fields:
-                near = difflib.get_close_matches(name, self.known_fields, 3)
-                raise ValueError(f"fields: {name!r} is no field; nearest: {near}, all: {sorted(self.known_fields)}")
+                raise ValueError(f"fields: {unknown(name, self.known_fields)}")
         self.fields = tuple(dict.fromkeys(fields))
         self._view = ModelView(self.model, self.per_env)
 
     @property
     def known_fields(self) -> dict[str, str]:
         """Fields that can be asked for, and what they are."""
-        return {name: f.doc for name, f in self._all.items() if not name.startswith(_SCRATCH)}
+        return {name: field.doc for name, field in visible_fields(self._all).items()}
 
     @property
     def dt(self) -> float:
@@ -203,7 +201,7 @@ class Simulator:
         def store(m: Any, w: Any) -> None:
             for name in self.fields:
                 for flat, index in enumerate(product(*(range(n) for n in fields[name].shape))):
-                    getattr(w.user, "field." + name)[flat] = self._shown(w, name, index)
+                    getattr(w.user, "field." + name)[flat] = shown(self.model, fields, w, name, index)
             w.user.contacts_lost[0] = w.user.contacts_lost[0] + w.contacts_lost[0]
             bad = w.diverged[0] != 0
             w.user.diverged[0] = w.user.diverged[0] + to_int(bad)
@@ -217,19 +215,6 @@ class Simulator:
         observe = [contact_forces.rne_post_constraint] if "cfrc_ext" in self.fields else []
         physics = counting_lost_contacts(kernels, self.model)
         return Stream((make("load", load), *physics, *observe, make("store", store)), fields, arrays, self._view)
-
-    def _shown(self, w: Any, name: str, index: tuple[int, ...]) -> Any:
-        """A component as states show it: 0 where no stage writes it."""
-        m, zero = self.model, 0.0 if self._all[name].dtype == "f" else 0
-        if not m.nmocap and name.startswith("mocap_"):
-            return zero
-        if not m.nu and name in ("ctrl", "actuator_force"):
-            return zero
-        if name.startswith("limit_") and not (m.njnt and m.jnt_limited[index[0]]):
-            return zero
-        if name.startswith("contact_"):
-            return where(index[0] < w.ncon[0], w.field(name)[index], zero) if m.npair else zero
-        return w.field(name)[index]
 
     @functools.cached_property
     def _step_program(self) -> Program:

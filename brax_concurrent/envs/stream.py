@@ -14,7 +14,7 @@ from typing import Any
 from brax_concurrent.backends.program import UserArray
 from brax_concurrent.envs.arrays import GRANULARITIES
 from brax_concurrent.envs.random import Random
-from brax_concurrent.envs.task import Task
+from brax_concurrent.envs.task import KernelTask
 from brax_concurrent.kernels import contact_forces, step
 from brax_concurrent.kernels.collision import collision
 from brax_concurrent.kernels.fuse import Recipe, Repeat, fused, unrolled
@@ -86,7 +86,7 @@ class StreamBuilder:
         autoreset: whether a step resets environments that ended.
     """
 
-    def __init__(self, task: Task, model: Model, per_env: Sequence[str] = (), autoreset: bool = True):
+    def __init__(self, task: KernelTask, model: Model, per_env: Sequence[str] = (), autoreset: bool = True):
         self.task, self.model, self.per_env, self.autoreset = task, model, tuple(per_env), autoreset
         self.view = ModelView(model, per_env)
         self.fields = physics_fields(model) | {
@@ -240,7 +240,8 @@ class StreamBuilder:
 
             return make("reset_" + kernel.name, function, when="done")
 
-        return [masked(kernel) for kernel in step.observable(self.model)]
+        stages = step.forward if self.task.solves_at_reset else step.observable
+        return [masked(kernel) for kernel in stages(self.model)]
 
     def maker(self, arrays: Mapping[str, Array], fields: Mapping[str, Field] | None = None) -> Callable[..., Kernel]:
         """What makes a kernel of a name and a function, on these arrays and fields (None: the builder's)."""

@@ -1,7 +1,8 @@
 """What an environment is, apart from its physics: how it is observed, scored, ended and reset.
 
 A task's methods are kernel code in the language of docs/lanes.md: scalars of one environment. They are
-compiled together with the physics; nothing of them runs in Python at run time.
+compiled together with the physics; nothing of them runs in Python at run time. Users write theirs in JAX
+(own_task.py), which own_kernels.py brings into this form.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from brax_concurrent.kernels.vec import dot
 ASSETS = Path(__file__).parent / "assets"
 
 Memory = Mapping[str, list[Any]]
-"""What `Task.memory` names: a list of scalars for each name."""
+"""What `KernelTask.memory` names: a list of scalars for each name."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +36,8 @@ class Outcome:
     Attributes:
         reward: scalar.
         terminated: boolean scalar.
-        metrics: parts of the reward, by the names in `Task.metrics`.
-        info: further numbers, by the names in `Task.info`.
+        metrics: parts of the reward, by the names in `KernelTask.metrics`.
+        info: further numbers, by the names in `KernelTask.info`.
     """
 
     reward: Any
@@ -45,7 +46,7 @@ class Outcome:
     info: Mapping[str, Any] = field(default_factory=dict)
 
 
-class Task:
+class KernelTask:
     """Base class of tasks. A subclass sets the attributes in its constructor and overrides the methods.
 
     Attributes:
@@ -63,6 +64,7 @@ class Task:
         metrics, info: names of scalars that `outcome` returns. "NAME[0]", "NAME[1]", ... are the entries of a
             vector NAME.
         observes: extra kernels that an observation needs after the physics, e.g. ("rne_post_constraint",).
+        solves_at_reset: whether observations of a new state need its acceleration or forces.
         nconmax: contacts kept per environment, None for the model's default.
     """
 
@@ -79,6 +81,7 @@ class Task:
     metrics: Sequence[str] = ()
     info: Sequence[str] = ()
     observes: Sequence[str] = ()
+    solves_at_reset: bool = False
     nconmax: int | None = None
 
     def control(self, m: Any, w: Any, action: list[Any], memory: Memory) -> None:

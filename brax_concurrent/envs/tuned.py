@@ -19,7 +19,7 @@ from brax_concurrent import __version__
 from brax_concurrent.backends import cpu
 from brax_concurrent.backends.objects import ObjectCache
 from brax_concurrent.envs.arrays import GRANULARITIES
-from brax_concurrent.envs.task import Task
+from brax_concurrent.envs.task import KernelTask
 from brax_concurrent.kernels.model import Model
 from brax_concurrent.scheduler.schedule import SCHEDULERS
 
@@ -31,7 +31,7 @@ DEFAULTS: Settings = {"scheduler": "serial"}  # what "auto" means where nothing 
 
 
 def situation(
-    task: Task, model: Model, num_envs: int, *, backend: str, dtype: str, threads: int, per_env: Iterable[str]
+    task: KernelTask, model: Model, num_envs: int, *, backend: str, dtype: str, threads: int, per_env: Iterable[str]
 ) -> Mapping[str, Any]:
     """What the best settings depend on.
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from brax_concurrent.envs.task import (
+    KernelTask,
     Memory,
     Outcome,
-    Task,
     check_arguments,
     check_at_least,
     limit,
@@ -22,7 +22,7 @@ _MAX_SPEED = 10.0  # observed velocities are clipped here
 
 
 @dataclass(kw_only=True, eq=False)
-class Walker2d(Task):
+class Walker2d(KernelTask):
     """Gymnasium's Walker2d-v5 with all of its constructor's arguments but those for rendering.
 
     Observation, 17 numbers:

@@ -335,7 +335,7 @@ def load_model(
             raise ValueError(f"nconmax: expected at least 1, got {nconmax}")
     if integrator is not None and integrator not in INTEGRATORS.values():
         raise ValueError(f"integrator: expected 'euler', 'rk4' or None, got {integrator!r}")
-    mj, path = _compile(model)
+    mj, path = compile_mjcf(model)
     name = mj.names.split(b"\0", 1)[0].decode()
     features = unsupported_features(mj, integrator)
     if features:
@@ -351,8 +351,8 @@ def load_model(
     return Model(name=name, njmax=njmax, opt=_option(mj, integrator), stat_meaninertia=meaninertia, **values)
 
 
-def _compile(model: str | os.PathLike[str] | mujoco.MjModel) -> tuple[mujoco.MjModel, Path | None]:
-    """The compiled model, and the path of the file that it came from."""
+def compile_mjcf(model: str | os.PathLike[str] | mujoco.MjModel) -> tuple[mujoco.MjModel, Path | None]:
+    """The compiled model, and the path of the file that it came from; arguments and errors as in load_model."""
     if isinstance(model, mujoco.MjModel):
         return model, None
     if not isinstance(model, (str, os.PathLike)):

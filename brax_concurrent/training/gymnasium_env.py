@@ -18,8 +18,8 @@ from gymnasium.vector.utils import batch_space
 from brax_concurrent.envs import make
 from brax_concurrent.envs.arrays import checked
 from brax_concurrent.envs.base import Env
+from brax_concurrent.envs.own_task import AnyTask
 from brax_concurrent.envs.state import State
-from brax_concurrent.envs.task import Task
 
 
 class GymVectorEnv(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
@@ -50,7 +50,7 @@ class GymVectorEnv(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
 
     def __init__(
         self,
-        env_or_name: str | Task | Env,
+        env_or_name: str | AnyTask | Env,
         num_envs: int | None = None,
         *,
         autoreset_mode: str | AutoresetMode = AutoresetMode.NEXT_STEP,
@@ -247,7 +247,7 @@ def _mode(mode: str | AutoresetMode) -> AutoresetMode:
         raise ValueError(f"autoreset_mode: expected {known}, got {mode!r}") from None
 
 
-def _env(source: str | Task | Env, num_envs: int | None, autoreset: bool, arguments: Mapping[str, Any]) -> Env:
+def _env(source: str | AnyTask | Env, num_envs: int | None, autoreset: bool, arguments: Mapping[str, Any]) -> Env:
     """The environments that `GymVectorEnv` was asked for."""
     if isinstance(source, Env):
         if arguments:
@@ -260,7 +260,7 @@ def _env(source: str | Task | Env, num_envs: int | None, autoreset: bool, argume
                 f"as autoreset_mode asks for, got one with autoreset={source.autoreset}"
             )
         return source
-    if not isinstance(source, (str, Task)):
+    if not isinstance(source, str | AnyTask):
         raise TypeError(f"env_or_name: expected the name of a robot, a Task or an Env, got {type(source).__name__}")
     if "autoreset" in arguments:
         raise TypeError("autoreset: autoreset_mode says it")

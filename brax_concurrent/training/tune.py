@@ -11,7 +11,7 @@ import jax
 
 from brax_concurrent.envs import make, tuned
 from brax_concurrent.envs.arrays import GRANULARITIES
-from brax_concurrent.envs.task import Task
+from brax_concurrent.envs.own_task import AnyTask
 from brax_concurrent.scheduler.schedule import SCHEDULERS, schedulers_on
 from brax_concurrent.training.measure import Throughput, compare
 
@@ -51,7 +51,7 @@ class Tuned:
 
 
 def tune(
-    name: str | Task,
+    name: str | AnyTask,
     num_envs: int,
     *,
     repeats: int = 5,

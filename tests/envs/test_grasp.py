@@ -10,7 +10,7 @@ import pytest
 
 from brax_concurrent.envs.random import Random
 from brax_concurrent.envs.registry import make_task
-from brax_concurrent.envs.task import ASSETS, Task
+from brax_concurrent.envs.task import ASSETS, KernelTask
 from brax_concurrent.kernels.layout import physics_fields
 from brax_concurrent.kernels.model import Model, load_model
 from brax_concurrent.kernels.reference import ReferenceWorld
@@ -193,7 +193,7 @@ def test_each_weight_scales_its_term_only(mj, model, weight):
     )
     term = {"hit_reward": "reward_hit"}.get(weight, "reward_" + weight.removesuffix("_weight"))
 
-    def terms(task: Task) -> dict[str, Any]:
+    def terms(task: KernelTask) -> dict[str, Any]:
         after = task.remember(ModelView(model), world, before, random_for(1))
         return dict(task.outcome(ModelView(model), world, [0.0] * 19, before, after).metrics)
 

@@ -16,7 +16,7 @@ from gymnasium.envs.mujoco import mujoco_env
 
 from brax_concurrent.envs.random import Random, threefry
 from brax_concurrent.envs.registry import TASKS, make_task
-from brax_concurrent.envs.task import Task
+from brax_concurrent.envs.task import KernelTask
 from brax_concurrent.kernels.kernel import Kernel
 from brax_concurrent.kernels.layout import physics_fields
 from brax_concurrent.kernels.model import load_model
@@ -150,7 +150,7 @@ def snapshot(data: mujoco.MjData) -> dict[str, np.ndarray]:
     return {name: getattr(data, name).copy() for name in ("qpos", "qvel", *DERIVED)}
 
 
-def world_of(task: Task, snapshots: list[dict[str, np.ndarray]]) -> tuple[ModelView, ReferenceWorld]:
+def world_of(task: KernelTask, snapshots: list[dict[str, np.ndarray]]) -> tuple[ModelView, ReferenceWorld]:
     """The snapshots as one batch, one environment each."""
     model = load_model(task.model)
     world = ReferenceWorld(physics_fields(model), len(snapshots))
@@ -168,7 +168,7 @@ def random_for(count: int, counter: int = 0) -> Random:
     return Random((words[0], words[1]), np.full(count, counter, np.int32))
 
 
-def compare(task: Task, recording: Recording) -> None:
+def compare(task: KernelTask, recording: Recording) -> None:
     """Observation, reward, termination, metrics and info of all recorded steps and resets."""
     count = len(recording.after)
     m, start = world_of(task, recording.before)
@@ -299,7 +299,7 @@ def test_humanoid_centre_of_mass_follows_masses_that_differ_by_environment():
 DRAWS = 2000
 
 
-def reset_states(task: Task, counter: int = 0) -> tuple[Any, np.ndarray, np.ndarray]:
+def reset_states(task: KernelTask, counter: int = 0) -> tuple[Any, np.ndarray, np.ndarray]:
     model = load_model(task.model)
     world = ReferenceWorld(physics_fields(model), DRAWS)
     task.reset(ModelView(model), world, random_for(DRAWS, counter))

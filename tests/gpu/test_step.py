@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from own_tasks import Everything
 
 import brax_concurrent as bc
 from brax_concurrent.backends import cuda_driver
@@ -70,6 +71,10 @@ def test_bad_actions_are_zeros_and_counted():
 def test_double_precision_agrees_too():
     with jax.enable_x64(True):
         assert_equal(gpu_smoke.agreement("halfcheetah", num_envs=64, steps=5, dtype="float64"))
+
+
+def test_a_task_of_a_users_agrees_too():
+    assert_equal(gpu_smoke.agreement(Everything(), num_envs=129, steps=50))
 
 
 def test_jit_scan_and_eager_calls_agree():
