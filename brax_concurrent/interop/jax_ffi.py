@@ -163,8 +163,10 @@ def _compiled(program: Program, num_envs: int) -> Callable[..., tuple[jax.Array,
         outputs = _describe_outputs(program, num_envs, _varying_axes(inputs))
         run = jax.ffi.ffi_call(target, outputs, vmap_method="sequential", input_output_aliases=aliases)
         # The attributes that the handler expects. Content only: executables outlive this process.
-        results = run(*inputs, num_envs=np.int64(num_envs), program=fingerprint)
-        return tuple(results[: len(program.outputs)])
+        results = run(*inputs, num_envs=np.int64(num_envs), program=fingerprint)[: len(program.outputs)]
+        # Without a barrier XLA for GPUs makes a second call of it for results that a scan stacks (its fusion of custom
+        # calls with dynamic-update-slice), and a policy's rollout takes twice as long.
+        return tuple(jax.lax.optimization_barrier(results) if isinstance(program, CudaProgram) else results)
 
     return jax.jit(call, inline=True)
 

@@ -55,6 +55,10 @@ def expected():
         {"scheduler": "sw", "window": 64, "streams": 16, "envs_per_task": 32},
         {"scheduler": "graph"},
         {"scheduler": "graph", "envs_per_task": 64},
+        {"scheduler": "hw"},
+        {"scheduler": "hw", "window": 1, "envs_per_task": 64},
+        {"scheduler": "hw", "window": 5, "envs_per_task": 32, "policy": "same_kernel"},
+        {"scheduler": "hw", "envs_per_task": 128, "policy": "depth_first"},
     ],
 )
 def test_no_schedule_changes_a_bit(expected, granularity, schedule):
@@ -62,7 +66,7 @@ def test_no_schedule_changes_a_bit(expected, granularity, schedule):
     assert_same(trajectory(env), expected)
 
 
-@pytest.mark.parametrize("scheduler", ["serial", "sw", "graph"])
+@pytest.mark.parametrize("scheduler", ["serial", "sw", "graph", "hw"])
 def test_a_mixed_batch_gives_each_robot_its_own_bits(scheduler):
     robots = {"halfcheetah": 100, "grasp": 70, "walker2d": 33}
     env = bc.make(robots, backend="cuda", scheduler=scheduler, granularity="stage")
@@ -99,8 +103,9 @@ def test_a_graph_follows_arrays_that_move():
     assert_same(jax.tree.leaves(found), jax.tree.leaves(expected))
 
 
-def test_several_threads_may_step_at_once():
-    envs = [bc.make("halfcheetah", n, backend="cuda", scheduler="sw", granularity="substep") for n in (64, 96)]
+@pytest.mark.parametrize("scheduler", ["sw", "hw"])
+def test_several_threads_may_step_at_once(scheduler):
+    envs = [bc.make("halfcheetah", n, backend="cuda", scheduler=scheduler, granularity="substep") for n in (64, 96)]
     expected = [trajectory(env, 8) for env in envs]
     found = [None] * 4
 
