@@ -18,7 +18,18 @@ ROOT = Path(__file__).parents[1]
 BENCHES = ("throughput", "dispatch", "cpu", "networks", "training", "transfer", "accuracy")
 BACKENDS = ("cpu", "cuda")
 GRANULARITIES = ("stage", "substep", "step")
-PACKAGES = ("brax-concurrent", "jax", "jaxlib", "numba", "numba-cuda", "llvmlite", "numpy", "mujoco")
+PACKAGES = (
+    "brax-concurrent",
+    "jax",
+    "jaxlib",
+    "numba",
+    "numba-cuda",
+    "llvmlite",
+    "numpy",
+    "mujoco",
+    "gymnasium",
+    "optax",
+)
 
 Record = dict[str, Any]
 

@@ -1,4 +1,4 @@
-"""The command `brax-concurrent`: roll robots out, list, check, measure, tune and trace them."""
+"""The command `brax-concurrent`: roll robots out, list, check, measure, tune, trace and train them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from brax_concurrent import __version__
-from brax_concurrent.cli import bench, check, check_footprints, envs, rollout, trace, tune
+from brax_concurrent.cli import bench, check, check_footprints, envs, evaluate, rollout, trace, train, tune
 from brax_concurrent.cli.common import FAILED, INTERRUPTED, CommandError
 
 EXAMPLES = """\
@@ -22,8 +22,11 @@ examples:
   brax-concurrent bench ant humanoid --num-envs 1024 4096
   brax-concurrent tune ant --num-envs 4096
   brax-concurrent trace ant --out trace.json
+  brax-concurrent train halfcheetah --steps 3e6 --out runs/halfcheetah
+  brax-concurrent evaluate runs/halfcheetah --in ours gymnasium --episodes 20
 
-exit codes: 0 done; 1 a check failed or a file could not be written; 2 wrong arguments; 130 interrupted (Ctrl-C)
+exit codes: 0 done; 1 a check failed, a run broke off or a file could not be read or written; 2 wrong arguments;
+130 interrupted (Ctrl-C)
 """
 
 
@@ -59,6 +62,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"brax-concurrent {__version__}")
     subparsers = parser.add_subparsers(metavar="COMMAND", required=True)
-    for command in (rollout, envs, check, check_footprints, bench, tune, trace):
+    for command in (rollout, envs, check, check_footprints, bench, tune, trace, train, evaluate):
         command.add_parser(subparsers)
     return parser

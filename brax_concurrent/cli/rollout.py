@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import math
-import os
 import shutil
 import sys
 import tempfile
@@ -26,6 +24,7 @@ from brax_concurrent.cli.common import (
     refuse_path,
     wrong_arguments,
 )
+from brax_concurrent.training.files import whole_file
 
 _COLUMNS = ("obs", "action", "log_prob", "reward", "terminated", "truncated", "final_obs")
 """What a rollout keeps of each step; also the arrays' names in the file, each (steps, num_envs, ...)."""
@@ -247,29 +246,12 @@ class _Record:
             array[first : first + len(value)] = value
 
     def save(self) -> None:
-        temporary = None
         try:
-            handle, temporary = tempfile.mkstemp(prefix=f".{self._path.name}.", dir=self._path.parent)
-            with os.fdopen(handle, "wb") as file:
+            with whole_file(self._path) as file:
                 np.savez(file, **self._arrays)
-                file.flush()
-                os.fsync(file.fileno())
-            os.chmod(temporary, 0o666 & ~_umask())
-            self._check_overwrite()
-            os.replace(temporary, self._path)
-            temporary = None
+                self._check_overwrite()
         except OSError as error:
             raise CommandError(f"cannot write {self._path}: {error.strerror or error}", FAILED) from error
-        finally:
-            if temporary is not None:
-                with contextlib.suppress(OSError):
-                    os.unlink(temporary)
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 def _bytes(size: float) -> str:

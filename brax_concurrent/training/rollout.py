@@ -52,17 +52,19 @@ def rollout(
     key: jax.Array,
     length: int,
     fused: bool | None = None,
+    applied: Callable[[Any], Any] | None = None,
 ) -> Rollout:
     """Let a policy act for `length` control steps in all environments.
 
     The whole loop is one jitted `lax.scan`, or with `fused` one native call; calling again with the same `env`,
-    `policy` and `length` reuses it.
+    `policy`, `length` and `applied` reuses it.
 
     Args:
         env: the environments.
         policy: `policy(params, obs, key) -> (action, log_prob)`, with obs (num_envs, observation_size), action
             (num_envs, action_size) and log_prob (num_envs,); with different robots in one batch all three are dicts by
-            robot. Must be hashable (a function is) and traceable. Clip actions there if the task charges for them.
+            robot. Must be hashable (a function is) and traceable. Clip actions there, or by `applied`, if the task
+            charges for them.
         params: the policy's parameters, any pytree.
         state: where to start.
         key: random key for the policy's draws.
@@ -72,6 +74,9 @@ def rollout(
             window or a CUDA graph, and without `trace`. The same normal numbers are drawn either way, so the results
             are the same up to the rounding of the policy's arithmetic. None: where the scheduler is "hw" and the rest
             allows it.
+        applied: makes of the policy's action the one that the environment gets, such as a clipped one, where the
+            batch is to keep the policy's own, which `log_prob` is of. Hashable and traceable. None: it gets the
+            policy's own.
 
     Returns:
         A Rollout: obs, action, log_prob, reward, terminated, truncated and final_obs, each with time first, `(length,
@@ -86,11 +91,12 @@ def rollout(
         raise TypeError(f"env: expected what bc.make returns, got {type(env).__name__}")
     if not isinstance(length, int) or length < 1:
         raise ValueError(f"length: expected a whole number of at least 1, got {length!r}")
-    run = _stream if _is_fused(env, policy, fused) else _scan
-    return run(env, policy, length, params, state, checked_key(key))
+    if _is_fused(env, policy, fused, applied):
+        return _stream(env, policy, length, params, state, checked_key(key))
+    return _scan(env, policy, length, applied, params, state, checked_key(key))
 
 
-def _is_fused(env: Env | MixedEnv, policy: Policy, fused: bool | None) -> bool:
+def _is_fused(env: Env | MixedEnv, policy: Policy, fused: bool | None, applied: Any) -> bool:
     """Whether the policy is to be a kernel of the stream; TypeError or ValueError if it was asked to and cannot."""
     if fused not in (None, False, True):
         raise TypeError(f"fused: expected True, False or None, got {fused!r}")
@@ -100,6 +106,8 @@ def _is_fused(env: Env | MixedEnv, policy: Policy, fused: bool | None) -> bool:
         return False
     if not isinstance(env, Env):
         hindrance = "several robots in one batch"
+    elif applied is not None:
+        hindrance = "an `applied` function"
     elif env._tracer is not None:
         hindrance = "an environment that records its control steps"
     elif env.scheduler in ("sw", "graph"):
@@ -117,8 +125,16 @@ def _stream(env: Env, policy: MlpPolicy, length: int, params: Any, state: State,
     return Rollout(**kept, state=final)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def _scan(env: Any, policy: Policy, length: int, params: Any, state: Any, key: jax.Array) -> Rollout:
+@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3))
+def _scan(
+    env: Any,
+    policy: Policy,
+    length: int,
+    applied: Callable[[Any], Any] | None,
+    params: Any,
+    state: Any,
+    key: jax.Array,
+) -> Rollout:
     def one(carry: Any, step_key: jax.Array) -> tuple[Any, tuple[Any, ...]]:
         answer: Any = policy(params, carry.obs, step_key)
         if not isinstance(answer, tuple) or len(answer) != 2:
@@ -126,8 +142,8 @@ def _scan(env: Any, policy: Policy, length: int, params: Any, state: Any, key: j
             raise TypeError(f"policy: expected a tuple (action, log_prob), got {got}")
         action, log_prob = answer
         _check_log_prob(env, log_prob)
-        applied = applied_rows(policy, env.task, action) if isinstance(policy, MlpPolicy) else action
-        new = env.step(carry, applied)
+        acted = applied_rows(policy, env.task, action) if isinstance(policy, MlpPolicy) else action
+        new = env.step(carry, acted if applied is None else applied(acted))
         kept = (carry.obs, action, log_prob, new.reward, new.terminated, new.truncated, new.final_obs)
         return new, kept
 

@@ -1,0 +1,72 @@
+"""The command `evaluate`: what a trained policy scores, here and in Gymnasium's own environment."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from brax_concurrent.cli.common import FAILED, OK, CommandError, add_place, at_least, print_table, wrong_arguments
+from brax_concurrent.cli.train import missing
+
+_PLACES = ("ours", "gymnasium")
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add the command to the parser's."""
+    text = """Score a trained policy with deterministic actions: in this package's environment, and in Gymnasium's of
+    the same name, which MuJoCo itself simulates."""
+    parser = subparsers.add_parser("evaluate", help="score a trained policy, here and in Gymnasium", description=text)
+    parser.add_argument("policy", type=Path, metavar="DIR", help="the folder of a training run, or a policy.npz")
+    parser.add_argument(
+        *("--in",), dest="places", nargs="+", choices=_PLACES, default=list(_PLACES), help="where (default: both)"
+    )
+    parser.add_argument("--episodes", type=at_least(1), default=20, metavar="N", help="in each (default 20)")
+    parser.add_argument("--seed", type=at_least(0), default=0, metavar="N", help="of the resets (default 0)")
+    add_place(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Score and print; returns the exit code."""
+    from brax_concurrent.envs import make
+    from brax_concurrent.training.evaluate import gymnasium_id, score, score_in_gymnasium
+    from brax_concurrent.training.policy import PolicyError
+
+    policy = _load(arguments.policy)
+    print(f"{policy.robot}, trained for {int(policy.steps):,} steps; deterministic actions", flush=True)
+    scores: dict[str, Any] = {}
+    try:
+        with wrong_arguments():
+            if "ours" in arguments.places:
+                place = {"backend": arguments.backend, "threads": arguments.threads}
+                env = make(policy.robot, arguments.episodes, **place)
+                scores["ours"] = score(policy, env, arguments.seed)
+            if "gymnasium" in arguments.places:
+                scores[gymnasium_id(policy.robot)] = score_in_gymnasium(policy, arguments.episodes, arguments.seed)
+    except PolicyError as error:
+        raise CommandError(str(error), FAILED) from error
+    except ModuleNotFoundError as error:
+        raise missing(error, "gymnasium[mujoco]") from error
+    rows = [["in", "episodes", "return", "+-", "least", "most", "length"]]
+    for name, found in scores.items():
+        values = [found.mean, found.std, found.returns.min(), found.returns.max(), found.lengths.mean()]
+        rows.append([name, str(arguments.episodes), *(f"{value:,.1f}" for value in values)])
+    print_table(rows)
+    if len(scores) == 2:
+        ours, theirs = scores.values()
+        uncertainty = (ours.standard_error**2 + theirs.standard_error**2) ** 0.5
+        print(f"difference of the means {theirs.mean - ours.mean:+,.1f}, standard error {uncertainty:,.1f}")
+    return OK
+
+
+def _load(path: Path) -> Any:
+    from brax_concurrent.training.policy import POLICY, Policy, PolicyError
+
+    file = path / POLICY if path.is_dir() else path
+    try:
+        return Policy.load(file)
+    except PolicyError as error:
+        raise CommandError(str(error), FAILED) from error
+    except OSError as error:
+        raise CommandError(f"cannot read {file}: {error.strerror or error}", FAILED) from error
