@@ -1,4 +1,4 @@
-"""The command `brax-concurrent`: roll robots out, list, check, measure, tune, trace and train them."""
+"""The command `brax-concurrent`: roll robots out, list, show, check, measure, tune, trace and train them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from brax_concurrent import __version__
-from brax_concurrent.cli import bench, check, check_footprints, envs, evaluate, rollout, trace, train, tune
+from brax_concurrent.cli import bench, check, check_footprints, envs, evaluate, render, rollout, trace, train, tune
 from brax_concurrent.cli.common import FAILED, INTERRUPTED, CommandError
 
 EXAMPLES = """\
@@ -16,6 +16,7 @@ examples:
   brax-concurrent envs
   brax-concurrent rollout ant --num-envs 256 --steps 1000
   brax-concurrent rollout humanoid --num-envs 64 --steps 200 --out humanoid.npz
+  brax-concurrent render ant --out ant.html
   brax-concurrent check walker2d --dtype float64
   brax-concurrent check my_robot.xml
   brax-concurrent check-footprints ant
@@ -62,6 +63,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"brax-concurrent {__version__}")
     subparsers = parser.add_subparsers(metavar="COMMAND", required=True)
-    for command in (rollout, envs, check, check_footprints, bench, tune, trace, train, evaluate):
+    for command in (rollout, envs, render, check, check_footprints, bench, tune, trace, train, evaluate):
         command.add_parser(subparsers)
     return parser

@@ -33,7 +33,7 @@ def run(arguments: argparse.Namespace) -> int:
     from brax_concurrent.training.evaluate import gymnasium_id, score, score_in_gymnasium
     from brax_concurrent.training.policy import PolicyError
 
-    policy = _load(arguments.policy)
+    policy = load_trained(arguments.policy)
     print(f"{policy.robot}, trained for {int(policy.steps):,} steps; deterministic actions", flush=True)
     scores: dict[str, Any] = {}
     try:
@@ -60,7 +60,8 @@ def run(arguments: argparse.Namespace) -> int:
     return OK
 
 
-def _load(path: Path) -> Any:
+def load_trained(path: Path) -> Any:
+    """The policy in a run's folder or a file; CommandError if it cannot be read."""
     from brax_concurrent.training.policy import POLICY, Policy, PolicyError
 
     file = path / POLICY if path.is_dir() else path

@@ -85,7 +85,7 @@ class _Rollout:
     """
 
     def __init__(self, env: Any, key: Any, steps: int):
-        self.env, self.steps, self._policy = env, steps, _random_policy(env)
+        self.env, self.steps, self._policy = env, steps, random_policy(env)
         reset_key, self._key = jax.random.split(key)
         self.state = env.reset(reset_key)
         self.chunk = min(max(_CHUNK // env.num_envs, 1), _LONGEST_CHUNK, steps)
@@ -105,7 +105,7 @@ class _Rollout:
             yield first, batch
 
 
-def _random_policy(env: Any) -> Callable[..., Any]:
+def random_policy(env: Any) -> Callable[..., Any]:
     """Actions uniform in the action space."""
     low, high = env.action_low, env.action_high
     log_density = -sum(math.log(b - a) for a, b in zip(low.tolist(), high.tolist(), strict=True))

@@ -198,7 +198,9 @@ class Env:
         """Fresh random states.
 
         Args:
-            key: a JAX random key (`jax.random.key(0)` or a legacy uint32 (2,) key).
+            key: a JAX random key (`jax.random.key(0)` or a legacy uint32 (2,) key), or one for each environment,
+                (num_envs,) or (num_envs, 2). With its own key an environment's random numbers depend on nothing else,
+                so they are the same on however many devices the environments are.
             model: values of `per_env` quantities, each `(num_envs, *shape)`; left out: the model's own.
 
         Raises:
@@ -355,7 +357,14 @@ class Env:
         return values
 
     def _keys(self, key: Any) -> jax.Array:
-        return jax.random.bits(checked_key(key), (self.num_envs, 2), jnp.uint32)
+        """(num_envs, 2) uint32: what the environments' random numbers follow from."""
+        n, dtype, shape = self.num_envs, getattr(key, "dtype", None), getattr(key, "shape", None)
+        typed = dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
+        if (typed and shape == (n,)) or (dtype == jnp.uint32 and shape == (n, 2)):
+            return jax.vmap(lambda own: jax.random.bits(own, (2,), jnp.uint32))(jnp.asarray(key))
+        if typed and shape:
+            raise ValueError(f"key: expected one key or {n}, one for each environment, got keys of shape {shape}")
+        return jax.random.bits(checked_key(key), (n, 2), jnp.uint32)
 
     def _check_state(self, state: State) -> None:
         if not isinstance(state, State):

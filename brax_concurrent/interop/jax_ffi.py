@@ -159,6 +159,7 @@ def _compiled(program: Program, num_envs: int) -> Callable[..., tuple[jax.Array,
     carried = [(index, spec.name) for index, spec in enumerate(program.outputs) if spec.access == "readwrite"]
     aliases = {arg_of[name]: index for index, name in carried}
 
+    @jax.custom_jvp
     def call(*inputs: jax.Array) -> tuple[jax.Array, ...]:
         outputs = _describe_outputs(program, num_envs, _varying_axes(inputs))
         run = jax.ffi.ffi_call(target, outputs, vmap_method="sequential", input_output_aliases=aliases)
@@ -168,7 +169,15 @@ def _compiled(program: Program, num_envs: int) -> Callable[..., tuple[jax.Array,
         # calls with dynamic-update-slice), and a policy's rollout takes twice as long.
         return tuple(jax.lax.optimization_barrier(results) if isinstance(program, CudaProgram) else results)
 
+    call.defjvp(_no_derivatives)
     return jax.jit(call, inline=True)
+
+
+def _no_derivatives(*_: Any) -> Any:
+    raise ValueError(
+        "there are no derivatives of a control step, a reset or a physics step: gradients of what it returns are not "
+        "to be had, but policy gradients need none; jax.lax.stop_gradient on its arguments keeps others out of it"
+    )
 
 
 def _num_envs(program: Program, inputs: Sequence[jax.Array]) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -25,9 +25,9 @@ from brax_concurrent.envs.state import State
 class GymVectorEnv(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
     """A batch of one robot's environments behind Gymnasium's interface, with the semantics of its SyncVectorEnv.
 
-    A step is one jitted call. Observations, rewards and flags are of the environment's dtype, float32 by default. On
-    the CPU they are read-only views of JAX's own arrays, not copies, which later steps leave as they are; copy them to
-    write to them. On a GPU they are copied to the host.
+    A step is one jitted call, which updates the physics in place. Observations, rewards and flags are of the
+    environment's dtype, float32 by default. On the CPU they are read-only views of JAX's own arrays, not copies, which
+    later steps leave as they are; copy them to write to them. On a GPU they are copied to the host.
 
     Infos have Gymnasium's vector form: for each NAME an array (num_envs, ...) and the mask `_NAME` of the environments
     that it holds for; elsewhere it is 0. After a step they are the task's `info` and `metrics`, a vector's entries in
@@ -71,16 +71,19 @@ class GymVectorEnv(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
         self.action_space = batch_space(self.single_action_space, self.num_envs)
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
 
-        next_step = self.autoreset_mode is AutoresetMode.NEXT_STEP
-        self._advance = jax.jit(functools.partial(_step_or_reset, env) if next_step else env.step)
         self._reset_all = jax.jit(env.reset)
-        self._reset_where = jax.jit(functools.partial(_reset_where, env))
-        self._reseed_where = jax.jit(functools.partial(_reseed_where, env))
-        self._state: State | None = None
+        self._step, self._step_or_reset, self._reset_where, self._reseed_where = (
+            _in_place(functools.partial(change, env))
+            for change in (Env.step, _step_or_reset, _reset_where, _reseed_where)
+        )
+        self._state: State | None = None  # nobody else has it: the next call takes parts of it
 
     @property
     def state(self) -> State:
-        """What `reset` or `step` left: the arrays behind what they returned, and the physics."""
+        """A copy of what `reset` or `step` left, the physics included."""
+        return jax.tree.map(jnp.copy, self._current())
+
+    def _current(self) -> State:
         if self.closed:
             raise error.ClosedEnvironmentError("the environment is closed")
         if self._state is None:
@@ -107,7 +110,7 @@ class GymVectorEnv(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
         mask = _reset_mask(options, self.num_envs)
         if self.closed:
             raise error.ClosedEnvironmentError("the environment is closed")
-        before = None if mask is None else self.state
+        before = None if mask is None else self._current()
         super().reset(seed=_checked_seed(seed))
         if before is None:
             state = self._reset_all(self._key())
@@ -134,16 +137,15 @@ class GymVectorEnv(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
             gymnasium.error.ResetNeeded: there was no reset, or with DISABLED an environment's episode has ended.
             gymnasium.error.ClosedEnvironmentError: the environment is closed.
         """
-        before = self.state
-        shape = (self.num_envs, self.env.action_size)
-        checked_actions = checked("actions", actions, shape, self.env.dtype)
-        stepped = np.ones(self.num_envs, bool)
-        if self.autoreset_mode is not AutoresetMode.SAME_STEP:
-            stepped = ~_done(before)
-        if self.autoreset_mode is AutoresetMode.DISABLED and not stepped.all():
-            which = np.flatnonzero(~stepped).tolist()
-            raise error.ResetNeeded(f"reset_mask: the episodes of environments {which} ended and were not reset")
-        self._state = state = self._advance(before, checked_actions)
+        before = self._current()
+        given = _checked_actions(actions, (self.num_envs, self.env.action_size), self.env.dtype)
+        stepped, advance = np.ones(self.num_envs, bool), self._step
+        if self.autoreset_mode is not AutoresetMode.SAME_STEP and (ended := _done(before)).any():
+            if self.autoreset_mode is AutoresetMode.DISABLED:
+                which = np.flatnonzero(ended).tolist()
+                raise error.ResetNeeded(f"reset_mask: the episodes of environments {which} ended and were not reset")
+            stepped, advance = ~ended, self._step_or_reset
+        self._state = state = advance(before, given)
         infos: dict[str, Any] = {}
         if self.autoreset_mode is AutoresetMode.SAME_STEP and (ended := _done(state)).any():
             self._add_final(infos, state, ended)
@@ -188,12 +190,29 @@ class GymVectorEnv(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
 
 # ---- What is jitted
 
+_HIDDEN = ("qpos", "qvel", "model", "internal")
+_SEEN = ("obs", "reward", "terminated", "truncated", "final_obs", "info", "metrics")
+
+
+def _in_place(change: Callable[..., State]) -> Callable[..., State]:
+    """`change(state, *more)`, jitted to overwrite what of the state the caller never sees, and to leave the rest."""
+
+    @functools.partial(jax.jit, donate_argnums=0, static_argnums=2)
+    def changed(hidden: dict[str, Any], seen: dict[str, Any], env: str, *more: Any) -> State:
+        return change(State(**hidden, **seen, env=env), *more)
+
+    def call(state: State, *more: Any) -> State:
+        parts = vars(state)
+        hidden, seen = ({name: parts[name] for name in names} for names in (_HIDDEN, _SEEN))
+        return changed(hidden, seen, state.env, *more)
+
+    return call
+
 
 def _step_or_reset(env: Env, state: State, actions: jax.Array) -> State:
     """A step where the episode goes on; a reset, with reward 0, where it ended."""
     ended = state.done
-    stepped = env.step(state, actions)
-    return jax.lax.cond(ended.any(), lambda: _chosen(ended, _reset_where(env, state, ended), stepped), lambda: stepped)
+    return _chosen(ended, _reset_where(env, state, ended), env.step(state, actions))
 
 
 def _reset_where(env: Env, state: State, mask: jax.Array) -> State:
@@ -230,9 +249,10 @@ def _add(infos: dict[str, Any], values: Mapping[str, np.ndarray], mask: np.ndarr
     """Add values to Gymnasium's vector infos, for the environments in the mask; nothing if there is none."""
     if not mask.any():
         return
+    everywhere = mask.all()
     for name, value in values.items():
         where = mask.reshape(-1, *[1] * (value.ndim - 1))
-        infos[name] = value if mask.all() else np.where(where, value, np.zeros((), value.dtype))
+        infos[name] = value if everywhere else np.where(where, value, np.zeros((), value.dtype))
         infos["_" + name] = mask.copy()
 
 
@@ -271,6 +291,13 @@ def _check_names(env: Env) -> None:
     both = sorted(set(env.task.info) & set(env.task.metrics))
     if both:
         raise ValueError(f"env_or_name: Gymnasium's infos hold info and metrics, but the task has {both} in both")
+
+
+def _checked_actions(actions: Any, shape: tuple[int, int], dtype: np.dtype) -> Any:
+    """NumPy's array stays as it is, if it is right: a jitted call converts it faster than `checked` does."""
+    if isinstance(actions, np.ndarray) and actions.shape == shape and actions.dtype == dtype:
+        return actions
+    return checked("actions", actions, shape, dtype)
 
 
 def _checked_seed(seed: Any) -> int | None:

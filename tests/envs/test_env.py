@@ -178,6 +178,21 @@ def test_vmap_over_keys_and_states(walker):
         batches.assert_same_bits(batches.rows(stepped, i), batches.leaves(walker.step(alone, actions[i])))
 
 
+@pytest.mark.parametrize("legacy", [False, True])
+def test_with_its_own_key_an_environment_is_the_same_in_any_batch(walker, legacy):
+    keys = jax.random.split(jax.random.key(5), NUM)
+    keys = jax.random.key_data(keys) if legacy else keys
+    whole = run(walker, 40, state=jax.jit(walker.reset)(keys))
+    assert any(np.asarray(state.done).any() for state in whole)
+    assert len(np.unique(whole[0].qpos[:, 0])) == NUM
+    chosen = np.array([5, 0, 32])
+    few = batches.env("walker2d", len(chosen))
+    state = few.reset(keys[chosen])
+    for expected, actions in zip(whole, batches.random_actions(walker, 40), strict=True):
+        state = few.step(state, actions[chosen])
+        batches.assert_same_bits(batches.leaves(state), batches.rows(expected, chosen))
+
+
 def test_legacy_keys_are_keys(walker):
     batches.assert_same_bits(walker.reset(jax.random.PRNGKey(7)), walker.reset(jax.random.key(7)))
 

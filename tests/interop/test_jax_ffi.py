@@ -235,8 +235,17 @@ def test_vmap_makes_one_call_after_another(program, axis):
 
 def test_grad_says_that_there_is_none(program):
     q, gravity, slowed = pendulum_inputs(40)
-    with pytest.raises(ValueError, match="cannot be differentiated"):
-        jax.grad(lambda q: ffi_call(program, [q, gravity, slowed])[0].sum())(q)
+
+    def energy(scale, cut):
+        given = cut(scale * q)
+        return ffi_call(program, [given, gravity, slowed])[1].sum() * scale
+
+    for function in (energy, jax.jit(energy, static_argnums=1)):
+        for derivative in (jax.grad, jax.jacfwd):
+            with pytest.raises(ValueError, match="there are no derivatives of a control step"):
+                derivative(function)(1.0, lambda x: x)
+        (_, value, _) = ffi_call(program, [q, gravity, slowed])
+        np.testing.assert_allclose(jax.grad(function)(1.0, jax.lax.stop_gradient), value.sum(), rtol=1e-6)
 
 
 def _copy_each(arena, buffers, first_env, num_envs):

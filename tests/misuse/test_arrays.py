@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -74,7 +76,8 @@ def test_what_numpy_and_python_call_a_number_is_taken(env, state):
         (None, "got NoneType"),
         (jnp.zeros(2), r"got float32\[2\]"),
         (jnp.zeros(3, jnp.uint32), r"got uint32\[3\]"),
-        (np.zeros((4, 2), np.uint32), r"got uint32\[4, 2\]"),
+        (np.zeros((3, 2), np.uint32), r"got uint32\[3, 2\]"),
+        (jnp.zeros(4), r"got float32\[4\]"),
     ],
 )
 def test_what_is_no_key(env, key, message):
@@ -82,9 +85,12 @@ def test_what_is_no_key(env, key, message):
         env.reset(key)
 
 
-def test_many_keys_are_for_vmap(env):
-    with pytest.raises(ValueError, match=r"key: expected one key, got an array of keys of shape \(4,\); use jax.vmap"):
-        env.reset(jax.random.split(jax.random.key(0), 4))
+@pytest.mark.parametrize("shape", [(3,), (4, 1), (2, 4)])
+def test_keys_for_other_environments(env, shape):
+    with pytest.raises(
+        ValueError, match=re.escape(f"expected one key or 4, one for each environment, got keys of shape {shape}")
+    ):
+        env.reset(jax.random.split(jax.random.key(0), shape))
 
 
 def test_masks_are_booleans(env, state):
