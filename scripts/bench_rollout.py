@@ -3,7 +3,8 @@
     python scripts/bench_rollout.py
     python scripts/bench_rollout.py --robots ant --hidden 64,64 --num-envs 4096 --length 64
 
-Both are timed turn and turn about in one process, each time from where the last rollout ended. Records go to
+Both are timed turn and turn about in one process, each time from where the last rollout ended. The scan steps an
+environment in program order, which is the fastest there. Records go to
 throughput.jsonl in $OUT if it is set, else in benchmarks/.
 """
 
@@ -46,23 +47,24 @@ class Turns:
 
 def measure(name: str, num_envs: int, hidden: tuple[int, ...], given: argparse.Namespace) -> None:
     """Measure one robot with one network, and write two records."""
-    env = bc.make(name, num_envs, backend=given.backend, scheduler=given.scheduler)
+    plain, env = (bc.make(name, num_envs, backend=given.backend, scheduler=s) for s in ("serial", given.scheduler))
     policy = bc.MlpPolicy(hidden)
-    scan, fused = (Turns(env, policy, given.length, how) for how in (False, True))
+    scan, fused = Turns(plain, policy, given.length, False), Turns(env, policy, given.length, True)
     for _ in range(given.repeats):
         scan.sample()
         fused.sample()
     ratio = statistics.median(a / b for a, b in zip(fused.samples, scan.samples, strict=True))
     network = {"policy": f"{'x'.join(map(str, hidden))} {policy.activation}", "length": given.length}
     common: dict[str, Any] = {"unit": "transitions/s", "num_envs": num_envs, "directory": os.environ.get("OUT")}
-    common |= {name: getattr(env, name) for name in ("backend", "scheduler", "granularity")}
-    ways: list[tuple[Turns, str, dict[str, Any]]] = [
-        (scan, "scan", {}),
-        (fused, "stream", {"baseline": "scan", "ratio": ratio}),
+    ways: list[tuple[Any, Turns, str, dict[str, Any]]] = [
+        (plain, scan, "scan", {}),
+        (env, fused, "stream", {"baseline": "scan", "ratio": ratio}),
     ]
-    for turns, way, compared in ways:
+    for own, turns, way, compared in ways:
         values = _records.summary(turns.samples)
-        _records.append("throughput", name, **values, **common, **compared, detail={**network, "rollout": way})
+        how: dict[str, Any] = {"detail": {**network, "rollout": way}}
+        how |= {knob: getattr(own, knob) for knob in ("backend", "scheduler", "granularity")}
+        _records.append("throughput", name, **values, **common, **compared, **how)
         print(f"{name} {num_envs} {network['policy']} {way}: {values['value']:,.0f} transitions/s", flush=True)
     print(f"{name} {num_envs} {network['policy']}: stream is {ratio:.2f} times the scan", flush=True)
 
@@ -75,10 +77,11 @@ def main() -> None:
     parser.add_argument("--hidden", nargs="+", default=["64,64", "256,256"], help="widths of the hidden layers")
     parser.add_argument("--length", type=int, default=32, help="control steps of a rollout")
     parser.add_argument("--backend", default="auto", choices=("auto", "cpu", "cuda"))
-    parser.add_argument("--scheduler", default="serial", help='"serial" or "hw"')
+    parser.add_argument("--scheduler", choices=("serial", "hw"), help="of the stream; on a GPU hw, the default there")
     parser.add_argument("--repeats", type=int, default=9)
     given = parser.parse_args()
     given.backend = resolve_backend(given.backend)
+    given.scheduler = given.scheduler or ("hw" if given.backend == "cuda" else "serial")
     for name in given.robots:
         for num_envs in given.num_envs:
             for hidden in given.hidden:
