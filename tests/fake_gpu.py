@@ -21,7 +21,7 @@ from brax_concurrent.backends.cuda_program import MAX_STREAMS, RECORD_FIRST_BUFF
 from brax_concurrent.backends.intrinsics import call_kernel, copy_bytes, load_i32, load_i64, store_i32, store_i64
 from brax_concurrent.backends.llvm import I8, I64
 
-LAUNCH_WORDS = 16  # kernel, grid, block, product of the other dimensions, shared bytes, stream, extra, parameters
+LAUNCH_WORDS = 32  # kernel, grid, block, product of the other dimensions, shared bytes, stream, extra, parameters
 PARAMETERS = 7
 CODE = 1 << 20  # handles from here on are addresses of code
 INVALID_VALUE = 1  # CUDA_ERROR_INVALID_VALUE, of a handle of 0
@@ -29,7 +29,7 @@ BROKEN = 7  # the stream on which a launch fails with error 700, a copy with 701
 STUCK = 99  # an event that is never done
 
 # The order of things: rows of what happened, and to what.
-LAUNCHED, RECORDED, WAITED, NODE, REPLAYED, SEEN, CHANGED = range(7)
+LAUNCHED, RECORDED, WAITED, NODE, REPLAYED, SEEN, CHANGED, FILLED = range(8)
 ROW_WORDS = 40  # kind, two numbers, then up to 37 more
 
 
@@ -67,7 +67,7 @@ class FakeDriver:
     def rows(self) -> list[list[int]]:
         """What happened, in order: (LAUNCHED, launch, stream), (RECORDED, event, stream), (WAITED, stream, event),
         (NODE, launch, how many nodes it waits for, and which), (REPLAYED, graph, stream), (SEEN, event, 0): the host
-        was told that the event is done, (CHANGED, graph, node)."""
+        was told that the event is done, (CHANGED, graph, node), (FILLED, address, words)."""
         return self.order[2 : 2 + int(self.order[0]) * ROW_WORDS].reshape(-1, ROW_WORDS).tolist()
 
     def before(self) -> list[set[int]]:
@@ -217,8 +217,15 @@ def fake_driver(parameters: int = 2, most: int = 1000, patience: int = 2) -> Fak
     def destroy(graph):
         return 0
 
+    @cfunc(code(word, u32, types.uintp, word))
+    def fill(target, value, count, stream):
+        if stream == BROKEN:
+            return 702
+        note(FILLED, target, types.int64(count))
+        return 0
+
     every = (launch, copy, explain, device, record, wait, query, graph_create, graph_add, graph_instantiate)
-    every += (graph_set, graph_launch, destroy, destroy)
+    every += (graph_set, graph_launch, destroy, destroy, fill)
     return FakeDriver(Functions(*(each.address for each in every)), log, order, (*every, message))
 
 
