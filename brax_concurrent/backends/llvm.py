@@ -229,6 +229,8 @@ class Emitter:
         self.b.cbranch(go, body, done)
         self.b.position_at_end(body)
         self.values[item.counter.ident] = (k, False)
+        if item.rolled and self.gpu:
+            nvvm.keep_once(self.b)
         if masked:
             self._deeper(active)
         self.break_target, self.live_slot = done, live

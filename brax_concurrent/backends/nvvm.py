@@ -86,6 +86,12 @@ def leave_kernel(builder: Any) -> None:
     builder.asm(ir.FunctionType(ir.VoidType(), []), "exit;", "", [], True)
 
 
+def keep_once(builder: Any) -> None:
+    """An empty instruction that must not be copied, so that the compiler unrolls no loop around it."""
+    call = builder.asm(ir.FunctionType(ir.VoidType(), []), "", "", [], True)
+    set.add(call.attributes, "noduplicate")  # LLVM has it, llvmlite's list of attributes does not
+
+
 def stamp_time(builder: Any, op: str, address: Any) -> None:
     """Replace the uint64 at a global address by its "min" or "max" with the GPU's clock, in nanoseconds."""
     kind = ir.FunctionType(ir.VoidType(), [address.type])

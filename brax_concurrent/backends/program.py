@@ -163,12 +163,13 @@ class Store:
 
 @dataclass(eq=False)
 class Loop:
-    """Run `body` with `counter` = 0, 1, .. below each lane's own `count`."""
+    """Run `body` with `counter` = 0, 1, .. below each lane's own `count`; `rolled`: a GPU's compiler has to keep it."""
 
     count: Operand
     counter: Value
     body: Block
     has_break: bool = False
+    rolled: bool = False
 
 
 @dataclass(eq=False)

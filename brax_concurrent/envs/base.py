@@ -169,17 +169,19 @@ class Env:
             self._programs[key] = program
         return self._programs[key]
 
-    def stream(self, kind: str, policy: MlpPolicy | None = None) -> tuple[Callable[[], Stream], str | None]:
+    def stream(
+        self, kind: str, policy: MlpPolicy | None = None, split: bool = False
+    ) -> tuple[Callable[[], Stream], str | None]:
         """What builds one of this environment's streams, and what says which stream it is, given the source.
 
         Args:
             kind: "control_step", "reset_all", "reset_where", "restart" or "rollout": a control step with the policy
                 inside, which programs of any length repeat.
-            policy: of a rollout, who acts.
+            policy: of a rollout, who acts. split: whether it is several kernels, which may run at once.
         """
         if kind == "rollout":
             assert policy is not None
-            kernel, applied = policy.kernel(self.task), policy.applied(self.task)
+            kernel, applied = policy.kernel(self.task, split), policy.applied(self.task)
             make_stream = functools.partial(rollout_stream, self._builder, kernel, self.granularity, applied)
         else:
             make_stream = getattr(self._builder, kind)
@@ -189,7 +191,7 @@ class Env:
         if identity is not None:
             granularity = self.granularity if kind in ("control_step", "rollout") else ""
             arguments = (self.per_env, self.autoreset, granularity)
-            identity = f"{kind} {identity} {self.model.fingerprint} {arguments} {policy or ''}"
+            identity = f"{kind} {identity} {self.model.fingerprint} {arguments} {policy or ''}{' split' * split}"
         return make_stream, identity
 
     # -- public operations -------------------------------------------------------------------------------------------

@@ -175,9 +175,11 @@ class MlpPolicy:
 
     # -- as a kernel -------------------------------------------------------------------------------------------------
 
-    def kernel(self, task: KernelTask) -> PolicyKernel:
-        """The same as a kernel of a task's stream."""
-        return PolicyKernel(task.observation_size, task.action_size, self.hidden, self.activation, self.normalize_obs)
+    def kernel(self, task: KernelTask, split: bool = False) -> PolicyKernel:
+        """The same as a kernel of a task's stream, or with `split` as several."""
+        return PolicyKernel(
+            task.observation_size, task.action_size, self.hidden, self.activation, self.normalize_obs, split
+        )
 
     def packed(self, params: Any, task: KernelTask) -> dict[str, jax.Array]:
         """`params` in the arrays that the kernel reads (policy_kernel.py says how they lie there)."""

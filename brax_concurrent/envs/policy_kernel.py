@@ -3,6 +3,9 @@
 A layer's weights lie in blocks of 4 inputs by 16 outputs, `BLOCK` numbers in a row of one array that all environments
 share; a layer's bias is the weight of one input more, which is 1. So a kernel reads them in order, 16 sums stay in
 registers while a loop goes over the inputs, and what is not full of the last blocks is never read.
+
+It is one kernel, or several for a scheduler that runs tasks of one tile at once: parts of a layer write rows of their
+own and read the layer before, so that their footprints say that none waits for another.
 """
 
 from __future__ import annotations
@@ -10,11 +13,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
 from brax_concurrent.envs.random import threefry
 from brax_concurrent.envs.stream import Array, Stream, StreamBuilder
+from brax_concurrent.kernels.kernel import KernelFunction
 from brax_concurrent.kernels.layout import Field
 from brax_concurrent.kernels.ops import log, sigmoid, sincos, sqrt, tanh, uniform01, where
 
@@ -28,6 +33,11 @@ ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
     "relu": lambda x: where(x < 0.0, 0.0, x),
     "swish": lambda x: x * sigmoid(x),
 }
+
+PARTS = 8
+"""Kernels of a layer at most: as many as a multiprocessor has gangs."""
+ALL_PARTS = 16
+"""Kernels of all hidden layers at most, beside those of the control step (cuda_dispatch.MAX_KINDS in all)."""
 
 KEPT = ("reward", "terminated", "truncated", "final_obs")
 """What a control step gives that a rollout keeps of every step."""
@@ -62,15 +72,23 @@ def layers_of(sizes: Sequence[int]) -> tuple[Layer, ...]:
     return tuple(layers)
 
 
+def parts_of(width: int, layers: int) -> tuple[range, ...]:
+    """Blocks of outputs of each part of a layer `width` wide, in a network of so many hidden layers."""
+    blocks = -(-width // OUTPUTS)
+    each = -(-blocks // max(min(PARTS, ALL_PARTS // layers), 1))
+    return tuple(range(first, min(first + each, blocks)) for first in range(0, blocks, each))
+
+
 @dataclass(frozen=True)
 class PolicyKernel:
-    """The kernel of one architecture, for one task's sizes.
+    """The kernel or kernels of one architecture, for one task's sizes. The bits are the same.
 
     Attributes:
         observation_size, action_size: numbers of each.
         hidden: widths of the hidden layers.
         activation: behind each of them, a name in `ACTIVATIONS`.
         normalize_obs: whether the network gets the observation in standard deviations from a mean.
+        split: whether they are several kernels; with more than `ALL_PARTS` hidden layers it is one all the same.
     """
 
     observation_size: int
@@ -78,6 +96,7 @@ class PolicyKernel:
     hidden: tuple[int, ...]
     activation: str
     normalize_obs: bool
+    split: bool = False
 
     @property
     def layers(self) -> tuple[Layer, ...]:
@@ -89,11 +108,14 @@ class PolicyKernel:
         """What passes between the layers. Hidden layers take turns with two fields."""
         widths = [self.observation_size, *(max(self.hidden[i::2], default=0) for i in range(2))]
         names = ("policy_input", "policy_hidden", "policy_hidden_2")
-        return {
+        fields = {
             name: Field((-(-width // INPUTS), INPUTS), "activations of the policy's network, 0 beyond the last")
             for name, width in zip(names, widths, strict=True)
             if width
         }
+        if self.split:
+            fields["policy_normals"] = Field((self.action_size,), "standard normal numbers of the action")
+        return fields
 
     @property
     def arrays(self) -> dict[str, Array]:
@@ -111,17 +133,45 @@ class PolicyKernel:
             "log_prob": Array(1, "f", "write", scalar=True, per_step=True),
         }
 
-    def __call__(self, m: Any, w: Any) -> None:
-        """Draw an action for the environment's observation."""
-        self._observe(w)
-        mean = self._network(w)
-        squares: Any = 0.0
-        for i, (center, z) in enumerate(zip(mean, self._normals(w), strict=True)):
-            w.user.action[i] = center + w.user.policy_head[0, i] * z
-            squares = squares + z * z
-        w.user.log_prob[0] = -0.5 * squares - w.user.policy_head[0, self.action_size]
+    @property
+    def kernels(self) -> dict[str, KernelFunction]:
+        """What draws an action for the environment's observation: kernels by name, in program order."""
+        if not self.split or len(self.hidden) > ALL_PARTS:
+            return {"policy": self._whole}
+        kernels: dict[str, KernelFunction] = {"policy_observe": self._observe, "policy_normals": self._draw}
+        for layer, width in enumerate(self.hidden):
+            for part, blocks in enumerate(parts_of(width, len(self.hidden))):
+                kernels[f"policy_{layer}_{part}"] = partial(self._part, layer, blocks)
+        return kernels | {"policy_head": self._head}
 
-    def _observe(self, w: Any) -> None:
+    def _whole(self, m: Any, w: Any) -> None:
+        self._observe(m, w)
+        for index in range(len(self.hidden)):
+            self._part(index, range(self.layers[index].output_blocks), m, w)
+        mean, normals = self._mean(w), self._normals(w)
+        self._act(w, mean, normals)
+        self._rate(w, normals)
+
+    def _draw(self, m: Any, w: Any) -> None:
+        normals = self._normals(w)
+        for i, z in enumerate(normals):
+            w.policy_normals[i] = z
+        self._rate(w, normals)
+
+    def _part(self, index: int, blocks: range, m: Any, w: Any) -> None:
+        """Some blocks of a hidden layer."""
+        full, rest = divmod(self.hidden[index], OUTPUTS)
+        for block in w.range(min(blocks.stop, full) - blocks.start, rolled=self.split):
+            self._block(w, index, block + blocks.start if blocks.start else block, OUTPUTS)
+        if blocks.stop > full:
+            self._block(w, index, full, rest)
+        if blocks.stop * OUTPUTS >= self.hidden[index]:
+            _fill_up(self._after(w, index), self.hidden[index])
+
+    def _head(self, m: Any, w: Any) -> None:
+        self._act(w, self._mean(w), [w.policy_normals[i] for i in range(self.action_size)])
+
+    def _observe(self, m: Any, w: Any) -> None:
         for i in range(self.observation_size):
             x = w.user.obs[i]
             w.user.policy_obs[i] = x
@@ -131,27 +181,46 @@ class PolicyKernel:
             w.policy_input[i // INPUTS, i % INPUTS] = x
         _fill_up(w.policy_input, self.observation_size)
 
-    def _network(self, w: Any) -> list[Any]:
+    def _after(self, w: Any, index: int) -> Any:
+        """The activations behind a hidden layer; of -1: the network's input."""
+        return w.policy_input if index < 0 else w.policy_hidden_2 if index % 2 else w.policy_hidden
+
+    def _block(self, w: Any, index: int, block: Any, count: int) -> None:
+        """The first `count` outputs of a block of a hidden layer."""
+        layer, target, activation = self.layers[index], self._after(w, index), ACTIVATIONS[self.activation]
+        sums = self._outputs(w, layer, self._after(w, index - 1), layer.first_row + block * layer.input_blocks, count)
+        first = block * (OUTPUTS // INPUTS)
+        if self.split and count == OUTPUTS:
+            # 16 activations one behind the other would be more code than all the rest.
+            before = w.array(OUTPUTS)
+            for j, x in enumerate(sums):
+                before[j] = x
+            for turn in w.range(OUTPUTS // INPUTS, rolled=True):
+                for j in range(INPUTS):
+                    target[first + turn, j] = activation(before[turn * INPUTS + j])
+            return
+        for j, x in enumerate(sums):
+            target[first + j // INPUTS, j % INPUTS] = activation(x)
+
+    def _mean(self, w: Any) -> list[Any]:
         """The means of the actions."""
-        source, activation = w.policy_input, ACTIVATIONS[self.activation]
-        *hidden, head = self.layers
-        for i, layer in enumerate(hidden):
-            target = w.policy_hidden_2 if i % 2 else w.policy_hidden
-            full, rest = divmod(layer.outputs, OUTPUTS)
-            for block in w.range(full):
-                sums = _outputs(w, layer, source, layer.first_row + block * layer.input_blocks, OUTPUTS)
-                for j, x in enumerate(sums):
-                    target[block * (OUTPUTS // INPUTS) + j // INPUTS, j % INPUTS] = activation(x)
-            last = layer.first_row + full * layer.input_blocks
-            for j, x in enumerate(_outputs(w, layer, source, last, rest) if rest else ()):
-                target[full * (OUTPUTS // INPUTS) + j // INPUTS, j % INPUTS] = activation(x)
-            _fill_up(target, layer.outputs)
-            source = target
+        head, source = self.layers[-1], self._after(w, len(self.hidden) - 1)
         mean: list[Any] = []
         for block in range(head.output_blocks):
             count = min(OUTPUTS, head.outputs - block * OUTPUTS)
-            mean += _outputs(w, head, source, head.first_row + block * head.input_blocks, count)
+            mean += self._outputs(w, head, source, head.first_row + block * head.input_blocks, count)
         return mean
+
+    def _act(self, w: Any, mean: Sequence[Any], normals: Sequence[Any]) -> None:
+        for i, (center, z) in enumerate(zip(mean, normals, strict=True)):
+            w.user.action[i] = center + w.user.policy_head[0, i] * z
+
+    def _rate(self, w: Any, normals: Sequence[Any]) -> None:
+        """The action's log density, which depends on the normal numbers only."""
+        squares: Any = 0.0
+        for z in normals:
+            squares = squares + z * z
+        w.user.log_prob[0] = -0.5 * squares - w.user.policy_head[0, self.action_size]
 
     def _normals(self, w: Any) -> list[Any]:
         """Standard normal numbers, those that `MlpPolicy.normals` draws."""
@@ -166,24 +235,29 @@ class PolicyKernel:
             numbers += [radius * cosine, radius * sine]
         return numbers[: self.action_size]
 
+    def _outputs(self, w: Any, layer: Layer, source: Any, row: Any, count: int) -> list[Any]:
+        """The first `count` outputs of a block, whose rows of weights begin at `row`, before the activation."""
+        weights = w.user.policy_weights
+        full, rest = divmod(layer.inputs, INPUTS)
+        sums = [w.var(weights[row + full, rest * OUTPUTS + i]) for i in range(count)]
 
-def _outputs(w: Any, layer: Layer, source: Any, row: Any, count: int) -> list[Any]:
-    """The first `count` outputs of a block, whose rows of weights begin at `row`, before the activation."""
-    weights = w.user.policy_weights
-    full, rest = divmod(layer.inputs, INPUTS)
-    sums = [w.var(weights[row + full, rest * OUTPUTS + i]) for i in range(count)]
+        def add(block: Any, which: int) -> None:
+            x = source[block, which]
+            for i, total in enumerate(sums):
+                total.value = total.value + x * weights[row + block, which * OUTPUTS + i]
 
-    def add(block: Any, which: int) -> None:
-        x = source[block, which]
-        for i, total in enumerate(sums):
-            total.value = total.value + x * weights[row + block, which * OUTPUTS + i]
-
-    for block in w.range(full):
-        for which in range(INPUTS):
-            add(block, which)
-    for which in range(rest):
-        add(full, which)
-    return [total.value for total in sums]
+        # A part has a warp for itself and few others around that hide how long loads take: more of them at once.
+        together = min(2 * OUTPUTS // count, 4) if self.split else 1
+        for turn in w.range(full // together):
+            for block in range(together):
+                for which in range(INPUTS):
+                    add(turn * together + block if self.split else turn, which)
+        for block in range(full - full % together, full):
+            for which in range(INPUTS):
+                add(block, which)
+        for which in range(rest):
+            add(full, which)
+        return [total.value for total in sums]
 
 
 def _fill_up(activations: Any, count: int) -> None:
@@ -207,8 +281,8 @@ def rollout_stream(
 
     Args:
         builder: of the environment's streams.
-        policy: the policy's kernel.
-        granularity: of the control step, see StreamBuilder.control_step; the policy is one kernel.
+        policy: the policy's kernel or kernels.
+        granularity: of the control step, see StreamBuilder.control_step; the policy's kernels are its own.
         applied: see StreamBuilder.step_kernels.
     """
     # The control step's arrays and fields come first, as they do without the policy: so its kernels are the same code.
@@ -216,8 +290,9 @@ def rollout_stream(
     arrays |= {name: replace(arrays[name], access="write", per_step=True) for name in ("action", *KEPT)}
     arrays |= {"obs": replace(arrays["obs"], access="readwrite"), **policy.arrays}
     fields = builder.fields | policy.fields
+    make = builder.maker(arrays, fields)
     kernels = (
-        builder.maker(arrays, fields)("policy", policy),
+        *(make(name, function) for name, function in policy.kernels.items()),
         *builder.step_kernels(arrays, granularity, applied),
     )
     return Stream(kernels, fields, arrays, builder.view)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from brax_concurrent.backends import cpu, cuda, cuda_driver
 from brax_concurrent.backends.cpu_program import ALWAYS, BufferSpec, CpuProgram
 from brax_concurrent.backends.cuda_program import CudaProgram
+from brax_concurrent.backends.native import TILE
 from brax_concurrent.backends.objects import ObjectCache
 from brax_concurrent.envs import program_cuda
 from brax_concurrent.envs.stream import Array, Stream
@@ -106,7 +107,10 @@ def compile_env(env: Env, kind: str, policy: MlpPolicy | None = None, steps: int
             raise ValueError(
                 "on a GPU a rollout is one stream with scheduler='hw' only; use bc.rollout(..., fused=False)"
             )
-        make_stream, identity = env.stream(kind, policy)
+        # One tile has a multiprocessor, or few share it: parts of the policy keep its other gangs busy.
+        # A policy in parts uses the gangs that are idle where a multiprocessor has one tile; with more there are none.
+        few = env.num_envs <= TILE * cuda_driver.multiprocessors()
+        make_stream, identity = env.stream(kind, policy, split=few)
         return program_cuda.dispatch_parts(
             [_functions(make_stream, env.dtype.name, identity)], env.schedule, steps=steps
         )
@@ -189,20 +193,23 @@ def compile_cpu(
     return _scheduled(_tile_program(packed), threads, schedule or Schedule())
 
 
-def tile_program(env: Env, kind: str = "control_step", policy: MlpPolicy | None = None) -> TileProgram:
+def tile_program(
+    env: Env, kind: str = "control_step", policy: MlpPolicy | None = None, split: bool = False
+) -> TileProgram:
     """A program of an environment on the CPU as schedulers see it: kernels, footprints, program order.
 
     Args:
         env: the environment; its granularity is that of the control step.
         kind: "control_step", "reset_all", "reset_where", "restart" or "rollout".
         policy: of a rollout, who acts. The program is that of one step; kernels do not depend on how many there are.
+        split: whether the policy is several kernels, as it is for the dispatcher of a GPU.
 
     Returns:
         The program; `layout.fields` says where fields lie in its arena.
     """
-    key = kind if policy is None else f"{kind} {policy}"
+    key = kind if policy is None else f"{kind} {policy} {split}"
     if key not in env.tile_programs:
-        make_stream, identity = env.stream(kind, policy)
+        make_stream, identity = env.stream(kind, policy, split)
         dtype = env.dtype.name
         packed = _kept(identity, dtype, cpu.target(), lambda: _pack(make_stream(), dtype))
         env.tile_programs[key] = _tile_program(packed)

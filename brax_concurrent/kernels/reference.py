@@ -74,7 +74,7 @@ class ReferenceWorld:
     def enter_stage(self, kernel: Any) -> None:
         """Nothing to do: every value goes through memory here."""
 
-    def range(self, count: Any) -> Iterator[np.ndarray]:
+    def range(self, count: Any, rolled: bool = False) -> Iterator[np.ndarray]:
         counts = np.broadcast_to(np.asarray(count), (self._num_envs,))
         outer = self._mask
         self._loops.append(np.ones(self._num_envs, bool))

@@ -124,6 +124,7 @@ def touched(program: LaneProgram) -> tuple[Spans, Spans]:
     """What a kernel reads and what it writes, as it was compiled: nothing that folding or pruning removed."""
     rows: tuple[set[int], set[int]] = (set(), set())
     names: tuple[dict[str, None], dict[str, None]] = ({}, {})
+    counts: dict[int, Any] = {item.counter.ident: item.count for item in walk(program.root) if isinstance(item, Loop)}
     for item in walk(program.root):
         if isinstance(item, Store):
             place, access = item.place, 1
@@ -134,16 +135,37 @@ def touched(program: LaneProgram) -> tuple[Spans, Spans]:
         if place.kind == "user":
             names[access][place.name] = None
         elif place.kind == "field":
-            rows[access].update(_rows_of(program.layout, place))
+            rows[access].update(_rows_of(program.layout, place, counts))
     return tuple([*names[a], *_ranges(rows[a], program.layout.row_bytes)] for a in (0, 1))  # type: ignore[return-value]
 
 
-def _rows_of(layout: TileLayout, place: Place) -> list[int]:
+def _rows_of(layout: TileLayout, place: Place, counts: Mapping[int, Any]) -> list[int]:
     if place.index is None:
         return [layout.rows[place.name, place.component]]
     first, stride = layout.rows[place.name, place.component], layout.row_stride[place.name]
     count = sum(1 for name, _ in layout.rows if name == place.name) // stride
-    return [first + stride * i for i in range(count)]
+    low, high = _bounds(place.index, counts) or (0, count - 1)
+    return [first + stride * i for i in range(max(low, 0), min(high, count - 1) + 1)]
+
+
+def _bounds(index: Any, counts: Mapping[int, Any]) -> tuple[int, int] | None:
+    """The least and the greatest that an integer can be, if it is made of constants and of loops' counters only.
+
+    Args:
+        index: the integer.
+        counts: of each loop, by its counter's number.
+    """
+    if not isinstance(index, Value):
+        return index, index
+    if index.op == "counter":
+        count = counts[index.ident]
+        return None if isinstance(count, Value) else (0, count - 1)
+    sides = [_bounds(each, counts) for each in index.args] if index.op in ("add", "mul") else []
+    if len(sides) != 2 or sides[0] is None or sides[1] is None:
+        return None
+    (a, b), (c, d) = sides[0], sides[1]
+    corners = (a + c, b + d) if index.op == "add" else (a * c, a * d, b * c, b * d)
+    return min(corners), max(corners)
 
 
 def _ranges(rows: set[int], row_bytes: int) -> list[tuple[int, int]]:

@@ -202,14 +202,14 @@ class TracingWorld:
 
     # -- control flow ------------------------------------------------------------------------------------------------
 
-    def range(self, count: Any) -> Iterator[Value]:
+    def range(self, count: Any, rolled: bool = False) -> Iterator[Value]:
         if not isinstance(count, Value) and count <= 0:
             return
         before = self._enter(masked=True)
         uniform = not isinstance(count, Value) or count.uniform
         counter = self.builder.fresh("counter", (), "i", uniform=True)
         self.builder.block.body.pop()  # the loop itself defines its counter
-        loop = Loop(count, counter, self.builder.block)
+        loop = Loop(count, counter, self.builder.block, rolled=rolled)
         loop.body.masked = not uniform
         self._loops.append((loop, self.builder.block))
         yield counter

@@ -15,9 +15,14 @@ from jax.scipy.stats import norm
 
 import brax_concurrent as bc
 from brax_concurrent.backends import cuda
+from brax_concurrent.backends.cpu_program import BufferSpec
 from brax_concurrent.envs.policy import step_keys
+from brax_concurrent.envs.policy_kernel import parts_of
 from brax_concurrent.kernels.kernel import Kernel
 from brax_concurrent.kernels.reference import ReferenceWorld
+from brax_concurrent.kernels.specialize import touched
+from brax_concurrent.scheduler.footprint import Hazard, conflicts, hazards
+from brax_concurrent.scheduler.serial import TileLayout
 from tests.lanes import NoModel, run_compiled, specialized
 
 SIZES = [  # observation, hidden, activation, action: below, at and beyond whole blocks of 4 inputs and 16 outputs
@@ -73,12 +78,12 @@ def kernel_arrays(policy, params, obs, key, step, size):
     return own, shared | {"policy_key": np.asarray(jax.random.key_data(key)).view(np.int32)[None]}
 
 
-def as_kernel(policy, size):
+def as_kernels(policy, size, split=False):
     names = ("obs", "action", "policy_obs", "log_prob", "policy_env", "policy_step", "policy_weights", "policy_head",
              "policy_key", "policy_statistics")  # fmt: skip
-    body = policy.kernel(size)
-    every = (*body.fields, *("user." + name for name in names))
-    return Kernel("policy", body, every, every), body.fields
+    made = policy.kernel(size, split)
+    every = (*made.fields, *("user." + name for name in names))
+    return [Kernel(name, function, every, every) for name, function in made.kernels.items()], made.fields
 
 
 @pytest.mark.parametrize(("observation", "hidden", "activation", "action"), SIZES)
@@ -88,13 +93,62 @@ def test_the_kernel_is_the_function(observation, hidden, activation, action):
     params, obs, key = random_params(policy, observation, action), observations(observation), jax.random.key(5)
     size = task(observation, action)
     own, shared = kernel_arrays(policy, params, obs, key, 3, size)
-    kernel, fields = as_kernel(policy, size)
-    run_compiled([kernel], fields, own, shared=shared)
+    kernels, fields = as_kernels(policy, size)
+    run_compiled(kernels, fields, own, shared=shared)
     expected, log_prob = policy(params, obs, step_keys(key, 4)[3])
     np.testing.assert_allclose(own["action"], expected, rtol=2e-5, atol=2e-5)
     np.testing.assert_allclose(own["log_prob"][:, 0], log_prob, rtol=1e-5, atol=1e-5)
     np.testing.assert_array_equal(own["policy_obs"], obs)
     assert (own["policy_step"] == 4).all()
+
+
+@pytest.mark.parametrize(("observation", "hidden", "activation", "action"), [SIZES[0], SIZES[1], SIZES[4]])
+def test_several_kernels_give_the_bits_of_one(observation, hidden, activation, action):
+    policy = bc.MlpPolicy(hidden, activation, normalize_obs=len(hidden) % 2 == 1)
+    params, obs, size = random_params(policy, observation, action), observations(observation), task(observation, action)
+    one, shared = kernel_arrays(policy, params, obs, jax.random.key(5), 3, size)
+    several = {name: array.copy() for name, array in one.items()}
+    for own, split in ((one, False), (several, True)):
+        kernels, fields = as_kernels(policy, size, split)
+        run_compiled(kernels, fields, own, shared=shared)
+    assert len(kernels) == 3 + sum(-(-width // 16) for width in hidden)
+    assert np.ptp(one["action"]) > 0.1
+    for name, array in one.items():
+        assert several[name].tobytes() == array.tobytes(), name
+
+
+@pytest.mark.parametrize("hidden", [(64, 64), (100, 40, 17)])
+def test_parts_of_a_layer_wait_for_the_layer_before_and_not_for_each_other(hidden):
+    """Which is what their footprints say, by which all schedulers go."""
+    policy, size = bc.MlpPolicy(hidden), task(17, 6)
+    kernels, fields = as_kernels(policy, size, split=True)
+    own, shared = kernel_arrays(policy, random_params(policy, 17, 6), observations(17), jax.random.key(0), 0, size)
+    special = specialized(kernels, fields, own, "f32", shared=shared)
+    buffers = [BufferSpec(name, (), "float32", "readwrite", name in own) for name in (*own, *shared)]
+    layout = TileLayout(special.layout.arena_bytes, tuple(buffers))
+    footprints = {name: layout.footprint(*touched(program))(0) for name, program in special.programs.items()}
+    parts = [[f"policy_{i}_{j}" for j in range(len(parts_of(n, len(hidden))))] for i, n in enumerate(hidden)]
+    layers = [["policy_observe"], *parts, ["policy_head"]]
+    assert [*footprints] == ["policy_observe", "policy_normals", *itertools.chain(*layers[1:])]
+    for one, other in itertools.chain(*(itertools.combinations(layer, 2) for layer in layers)):
+        assert not conflicts(footprints[one], footprints[other]), (one, other)
+    for one, other in itertools.chain(*itertools.starmap(itertools.product, itertools.pairwise(layers))):
+        assert hazards(footprints[one], footprints[other]) & Hazard.RAW, (one, other)
+    assert [n for n in footprints if conflicts(footprints[n], footprints["policy_normals"])] == [
+        "policy_normals",
+        "policy_head",
+    ]
+
+
+def test_how_a_layer_is_cut():
+    assert [[*blocks] for blocks in parts_of(64, 2)] == [[0], [1], [2], [3]]
+    assert [len(blocks) for blocks in parts_of(256, 2)] == [2] * 8
+    assert [len(blocks) for blocks in parts_of(17, 1)] == [1, 1]
+    assert [len(blocks) for blocks in parts_of(100, 4)] == [2, 2, 2, 1]
+    for layers in range(1, 17):
+        assert 1 <= len(parts_of(1000, layers)) * layers <= 16
+    deep = bc.MlpPolicy((8,) * 17).kernel(task(3, 2), split=True)
+    assert [*deep.kernels] == ["policy"]
 
 
 def test_in_double_precision_it_is_the_function_and_the_reference():
@@ -104,10 +158,10 @@ def test_in_double_precision_it_is_the_function_and_the_reference():
         params = random_params(policy, observation, action, np.float64)
         obs, key, size = observations(observation, np.float64), jax.random.key(5), task(observation, action)
         own, shared = kernel_arrays(policy, params, obs, key, 0, size)
-        kernel, fields = as_kernel(policy, size)
+        kernels, fields = as_kernels(policy, size)
         again = {name: array.copy() for name, array in own.items()}
-        run_compiled([kernel], fields, own, "f64", shared=shared)
-        ReferenceWorld(fields, NUM, again, shared).run(kernel, NoModel())
+        run_compiled(kernels, fields, own, "f64", shared=shared)
+        ReferenceWorld(fields, NUM, again, shared).run(kernels[0], NoModel())
         expected, log_prob = policy(params, obs, step_keys(key, 1)[0])
     np.testing.assert_allclose(own["action"], expected, rtol=1e-12, atol=1e-12)
     np.testing.assert_allclose(own["log_prob"][:, 0], log_prob, rtol=1e-12)
@@ -117,9 +171,10 @@ def test_in_double_precision_it_is_the_function_and_the_reference():
 def test_its_kernel_compiles_for_a_gpu():
     pytest.importorskip("cuda.bindings.nvvm", reason="numba-cuda with NVIDIA's compilers is not installed")
     policy, size = bc.MlpPolicy((64, 64), normalize_obs=True), task(17, 6)
-    kernel, fields = as_kernel(policy, size)
+    kernels, fields = as_kernels(policy, size)
     arrays = kernel_arrays(policy, random_params(policy, 17, 6), observations(17), jax.random.key(0), 0, size)
-    compiled = cuda.compile_kernel(specialized([kernel], fields, arrays[0], "f32", shared=arrays[1]).programs["policy"])
+    special = specialized(kernels, fields, arrays[0], "f32", shared=arrays[1])
+    compiled = cuda.compile_kernel(special.programs["policy"])
     assert compiled.resources.registers <= 72  # 54 when this was written
     assert compiled.resources.spill_stores in (0, None)
     assert "ld.global.nc.v4.f32" in compiled.ptx

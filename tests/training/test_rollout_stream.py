@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import batches
 import jax
 import numpy as np
@@ -96,21 +98,55 @@ def test_another_length_compiles_nothing(monkeypatch):
     assert env.program("rollout", SMALL, 4).fingerprint != env.program("rollout", SMALL, 3).fingerprint
 
 
-@pytest.mark.xdist_group("locomotion")
-def test_its_kernels_keep_to_their_footprints():
-    env, params, state = start("halfcheetah", SMALL)
-    tiles = program.tile_program(env, "rollout", SMALL)
+def arrays_of(tiles, state, params, env, steps):
+    """What a rollout's program is given, buffer by buffer, for `steps` steps."""
     arrays = env._arrays(state, policy_key=np.ones((1, 2), np.uint32), **SMALL.packed(params, env.task))
     arrays |= {"policy_env": np.arange(NUM, dtype=np.int32), "policy_step": np.zeros(NUM, np.int32)}
-    given = [
-        np.array(arrays[s.name]) if s.access != "write" else np.zeros(s.array_shape(NUM), s.dtype)
+    return [
+        np.array(arrays[s.name]) if s.access != "write" else np.zeros(s.array_shape(NUM, steps), s.dtype)
         for s in tiles.layout.buffers
     ]
+
+
+@pytest.mark.xdist_group("locomotion")
+@pytest.mark.parametrize(
+    ("split", "kernels"),
+    [
+        (False, ["policy"]),
+        pytest.param(
+            True, ["policy_" + x for x in ("observe", "normals", "0_0", "0_1", "head")], marks=pytest.mark.slow
+        ),
+    ],
+)
+def test_its_kernels_keep_to_their_footprints(split, kernels):
+    env, params, state = start("halfcheetah", SMALL)
+    tiles = program.tile_program(env, "rollout", SMALL, split)
+    given = arrays_of(tiles, state, params, env, 1)
     run_program(compile_serial(tiles), given, NUM)
     checker = FootprintChecker(tiles, NUM)
     checker.run(given)
     assert checker.violations == ()
-    assert checker.op_counts["policy"] == 2
+    found = {name: count for name, count in checker.op_counts.items() if name.startswith("policy")}
+    assert found == dict.fromkeys(kernels, 2)
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("locomotion")
+def test_a_policy_of_several_kernels_gives_the_same_bits():
+    """As the GPU's dispatcher has it, here in program order."""
+    env, params, state = start("halfcheetah", SMALL)
+    results = []
+    for split in (False, True):
+        tiles = replace(program.tile_program(env, "rollout", SMALL, split), steps=LENGTH)
+        given = arrays_of(tiles, state, params, env, LENGTH)
+        run_program(compile_serial(tiles), given, NUM)
+        results.append(dict(zip((s.name for s in tiles.layout.buffers), given, strict=True)))
+    one, several = results
+    assert one.keys() == several.keys()
+    assert one["truncated"].any()
+    for name, array in one.items():
+        assert several[name].tobytes() == array.tobytes(), name
+    assert env.stream("rollout", SMALL)[1] != env.stream("rollout", SMALL, split=True)[1]
 
 
 @pytest.mark.slow
