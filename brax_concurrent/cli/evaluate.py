@@ -34,6 +34,7 @@ def run(arguments: argparse.Namespace) -> int:
     from brax_concurrent.training.policy import PolicyError
 
     policy = load_trained(arguments.policy)
+    check_known(policy)
     print(f"{policy.robot}, trained for {int(policy.steps):,} steps; deterministic actions", flush=True)
     scores: dict[str, Any] = {}
     try:
@@ -58,6 +59,18 @@ def run(arguments: argparse.Namespace) -> int:
         uncertainty = (ours.standard_error**2 + theirs.standard_error**2) ** 0.5
         print(f"difference of the means {theirs.mean - ours.mean:+,.1f}, standard error {uncertainty:,.1f}")
     return OK
+
+
+def check_known(policy: Any) -> None:
+    """CommandError if a policy was trained on a task that is no robot of ours: a shell cannot make that."""
+    from brax_concurrent.envs import list_envs
+
+    if policy.robot not in list_envs():
+        raise CommandError(
+            f"the policy is for {policy.robot!r}, a task of your own: in Python, Policy.load(file) of "
+            "brax_concurrent.training.policy reads it, and evaluate.score and trajectory take it; see docs/training.md",
+            FAILED,
+        )
 
 
 def load_trained(path: Path) -> Any:

@@ -71,7 +71,7 @@ def load_policy(target: str, **make_arguments: Any) -> tuple[Env, Policy, Any]:
         CommandError: there is no such robot, and no policy there.
         TypeError, ValueError: as `make` says it.
     """
-    from brax_concurrent.cli.evaluate import load_trained
+    from brax_concurrent.cli.evaluate import check_known, load_trained
     from brax_concurrent.cli.rollout import random_policy
     from brax_concurrent.envs import list_envs, make
 
@@ -80,6 +80,7 @@ def load_policy(target: str, **make_arguments: Any) -> tuple[Env, Policy, Any]:
         env = make(target, 1, **make_arguments)
         return env, random_policy(env), None
     trained = load_trained(Path(target))
+    check_known(trained)
     env = make(trained.robot, 1, **make_arguments)
     trained.check_fits(env.observation_size, env.action_size, trained.robot)
     return env, _without_noise, trained

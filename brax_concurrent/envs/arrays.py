@@ -12,7 +12,7 @@ import numpy as np
 from brax_concurrent.interop.jax_ffi import Program, ffi_call
 from brax_concurrent.kernels.model import Model
 from brax_concurrent.scheduler.engine import timeout_ns
-from brax_concurrent.scheduler.schedule import NEED_CUDA, Schedule
+from brax_concurrent.scheduler.schedule import NEED_CUDA, Schedule, schedulers_on
 
 DTYPES = ("float32", "float64")
 GRANULARITIES = ("stage", "substep", "step")
@@ -63,7 +63,7 @@ def resolve_schedule(backend: str, scheduler: str, **knobs: Any) -> Schedule:
     if scheduler in ("sw", "hw"):
         timeout_ns()  # a setting in the environment that cannot be is reported here
     if scheduler in NEED_CUDA and backend != "cuda":
-        raise ValueError(f"scheduler: {scheduler!r} needs backend='cuda'; use 'sw' or 'serial' on the CPU")
+        raise ValueError(f"scheduler: {scheduler!r} needs backend='cuda'; on the CPU there are {schedulers_on('cpu')}")
     return schedule
 
 

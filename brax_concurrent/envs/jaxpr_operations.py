@@ -216,7 +216,6 @@ ELEMENTWISE: dict[str, Callable[[Any, str], Callable[..., Any]]] = {
     "stop_gradient": _plain(lambda x: x),
     "copy": _plain(lambda x: x),
     "copy_p": _plain(lambda x: x),
-    "reduce_precision": _plain(lambda x: x),
 }
 
 

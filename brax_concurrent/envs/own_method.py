@@ -61,10 +61,17 @@ class Method:
             return result
 
         given: dict[str, Any] = dict(trees)
-        if noise is not None:
-            jax.eval_shape(call, given)
-            given["noise"] = [jax.ShapeDtypeStruct(dims, noise) for _, dims in self.requests]
-        self._closed, self.result = jax.make_jaxpr(call, return_shape=True)(given)
+        try:
+            if noise is not None:
+                jax.eval_shape(call, given)
+                given["noise"] = [jax.ShapeDtypeStruct(dims, noise) for _, dims in self.requests]
+            self._closed, self.result = jax.make_jaxpr(call, return_shape=True)(given)
+        except jax.errors.ConcretizationTypeError as error:
+            said = str(error).partition("\n")[0]
+            raise TypeError(
+                f"{label}: Python's `if`, `and`, `float` and the like need a number, and this one is known in a step "
+                f"only: use jnp.where and its like ({said})"
+            ) from error
         leaves, _ = jax.tree_util.tree_flatten_with_path(given)
         self._inputs = [
             (tuple(str(getattr(k, "key", getattr(k, "idx", k))) for k in path), leaf) for path, leaf in leaves

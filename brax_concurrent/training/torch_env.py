@@ -7,8 +7,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import torch
-from tensordict import TensorDict
+
+try:
+    import torch
+    from tensordict import TensorDict
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        f"TorchVecEnv needs PyTorch and tensordict: pip install 'brax-concurrent[torch]' ({error})", name=error.name
+    ) from error
 
 from brax_concurrent.envs import make
 from brax_concurrent.envs.base import Env

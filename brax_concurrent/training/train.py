@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import fcntl
 import json
 import math
 import signal
@@ -30,6 +31,7 @@ from brax_concurrent.training.ppo import Config
 from brax_concurrent.training.presets import preset
 
 RUN, CHECKPOINTS = "run.json", "checkpoints"
+_LOCK = "lock"
 """In a run's folder, beside the newest policy: what it is made with, and the folder of checkpoints."""
 
 
@@ -117,21 +119,45 @@ def train(
 
     Raises:
         TypeError, ValueError: an argument is not what it should be; the message names it.
-        FileExistsError: `out` holds a run, and `resume` is False.
+        FileExistsError: `out` holds a run, and `resume` is False; or another process trains there.
         CheckpointError: a checkpoint cannot be written, or not be gone on from.
         NotFiniteError: NaN or infinity came up; the checkpoints stay.
         Interrupted: Ctrl-C; a checkpoint was written.
         OSError: a file cannot be written.
     """
+    if config is not None and not isinstance(config, Config):
+        raise TypeError(
+            "config: expected a ppo.Config, such as dataclasses.replace(presets.preset('ant', 'cpu'), steps=60000), "
+            f"got {type(config).__name__}"
+        )
+    if seed is not None:
+        _check_seed(seed)
     backend = resolve_backend(backend)
     device = jax.local_devices(backend="cpu" if backend == "cpu" else "gpu")[0]
     with jax.default_device(device):
         settings = _settings(robot, out, config, seed, steps, backend, resume)
-        run = _Run(robot, out, *settings, seconds, resume, backend, threads, report)
+        with _alone(out):
+            run = _Run(robot, out, *settings, seconds, resume, backend, threads, report)
+            try:
+                return run.go()
+            finally:
+                run.close()
+
+
+def _check_seed(seed: Any) -> None:
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 1 << 63:
+        raise ValueError(f"seed: expected a whole number from 0 to 2**63 - 1, got {seed!r}")
+
+
+@contextlib.contextmanager
+def _alone(out: Path) -> Iterator[None]:
+    """Keep the folder of a run from other processes: two would take each other's checkpoints for damaged."""
+    with (out / _LOCK).open("w") as file:
         try:
-            return run.go()
-        finally:
-            run.close()
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise FileExistsError(f"out: another process is training in {out}") from error
+        yield
 
 
 class _Run:
@@ -385,8 +411,9 @@ def read_run(out: Path) -> dict[str, Any]:
     try:
         about = json.loads(path.read_text())
         about["config"] = Config(**about["config"])
-        if not isinstance(about["robot"], str) or not isinstance(about["seed"], int):
-            raise ValueError(f"its robot is {about['robot']!r}, its seed {about['seed']!r}")
+        if not isinstance(about["robot"], str):
+            raise ValueError(f"its robot is {about['robot']!r}")
+        _check_seed(about["seed"])
     except FileNotFoundError as error:
         raise CheckpointError(f"{out} holds no training run: there is no {path}") from error
     except (ValueError, TypeError, KeyError) as error:

@@ -127,7 +127,7 @@ METHODS = [
     (
         "observation",
         lambda self, s: s.qpos if s.qpos[0] > 0 else s.qvel,
-        jax.errors.TracerBoolConversionError,
+        TypeError,
         "bool",
     ),
     ("observation", lambda self, s: jnp.array([np.sin(s.qpos[0])]), jax.errors.TracerArrayConversionError, "numpy"),

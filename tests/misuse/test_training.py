@@ -367,3 +367,18 @@ def test_a_configuration_survives_its_file():
     config = dataclasses.replace(runs.TINY, activation="swish")
     assert Config(**json.loads(json.dumps(dataclasses.asdict(config)))) == config
     assert jax.config.jax_platforms == "cpu"
+
+
+@pytest.mark.parametrize("seed", [-1, 1 << 63, 1.5, True])
+def test_a_seed_that_cannot_be_is_refused_before_anything_is_written(tmp_path, seed):
+    with pytest.raises(ValueError, match="seed: expected a whole number from 0 to 2"):
+        train("halfcheetah", tmp_path / "run", seed=seed, steps=10, backend="cpu")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_is_trained_in_by_one_process(tmp_path):
+    again = training._alone(tmp_path)
+    with training._alone(tmp_path), pytest.raises(FileExistsError, match="another process is training in"):
+        again.__enter__()
+    with training._alone(tmp_path):
+        pass
