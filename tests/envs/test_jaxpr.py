@@ -256,6 +256,7 @@ def test_every_operation_is_tried():
     for function in FUNCTIONS.values():
         visit(jax.make_jaxpr(function)(jnp.zeros(4)).jaxpr)
     rare = {"add_any", "copy", "copy_p", "expand_dims", "optimization_barrier", "stop_gradient"}
+    rare |= {"stack"}  # what jnp.stack is in newer versions of JAX only
     assert set(supported_operations()) - tried <= rare
 
 
