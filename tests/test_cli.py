@@ -262,7 +262,7 @@ def test_envs_is_a_table_of_what_is(capsys, monkeypatch):
     table = dict(zip(head.split(), row.split(), strict=True))
     env = make("halfcheetah", 1024)
     arena = int(env.program("control_step").desc[DESC_ARENA_BYTES])
-    carried = 4 * (9 + 2 + 1 + 1 + 1)  # warm start, key, tick, elapsed, x position
+    carried = 4 * (9 + 2 + 1 + 1 + 1 + 1)  # warm start, key, tick, elapsed, work, x position
     assert table == {
         "robot": "halfcheetah",
         "nq": "9",

@@ -12,7 +12,7 @@ import jax
 from brax_concurrent.envs import make, tuned
 from brax_concurrent.envs.arrays import GRANULARITIES
 from brax_concurrent.envs.own_task import AnyTask
-from brax_concurrent.scheduler.schedule import SCHEDULERS, schedulers_on
+from brax_concurrent.scheduler.schedule import schedulers_on
 from brax_concurrent.training.measure import Throughput, compare
 
 _SECONDS = {"cpu": 0.1, "cuda": 0.02}  # of a timing: short, since there are many candidates
@@ -100,9 +100,7 @@ def candidate_settings(backend: str, asked: Mapping[str, Any]) -> Iterator[dict[
         backend: "cpu" or "cuda".
         asked: arguments of `make`; a setting among them that is neither "auto" nor None is kept to.
     """
-    for scheduler in SCHEDULERS:
-        if scheduler not in schedulers_on(backend):
-            continue
+    for scheduler in schedulers_on(backend):
         space = {"scheduler": (scheduler,), "granularity": GRANULARITIES, **_SPACE.get(scheduler, {})}
         kept = {name: asked[name] for name in space if asked.get(name) not in ("auto", None)}
         if kept.get("scheduler", scheduler) == scheduler:

@@ -290,7 +290,7 @@ def after(seconds, function):
 @engines
 def test_an_interrupt_stops_the_run_when_the_running_tasks_have_ended(engine):
     args = np.zeros(1, np.int64)
-    run_tasks(table_of(linger, args, 1), encode(chain(1)))
+    run_tasks(table_of(linger, args, 1), encode(chain(1)), engine=engine)  # compiles
     after(0.2, lambda: signal.raise_signal(signal.SIGINT))
     with pytest.raises(KeyboardInterrupt):
         run_tasks(table_of(linger, args, 200), encode(chain(200)), threads=2, engine=engine)
@@ -303,6 +303,7 @@ def test_an_interrupt_stops_the_run_when_the_running_tasks_have_ended(engine):
 @engines
 def test_a_second_interrupt_leaves_a_task_behind(engine):
     args = np.zeros(2, np.int64)
+    run_tasks(table_of(linger, np.zeros(1, np.int64), 1), encode(chain(1)), engine=engine)  # compiles
     for seconds in (0.2, 0.6):
         after(seconds, lambda: signal.raise_signal(signal.SIGINT))
     begin = time.monotonic()

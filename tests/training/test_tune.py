@@ -132,7 +132,7 @@ def test_a_folder_that_cannot_be_written_costs_the_memory_only(monkeypatch, tmp_
 
 
 def test_settings_of_one_scheduler_are_varied_with_it(monkeypatch):
-    monkeypatch.setattr(tuning, "SCHEDULERS", ("serial", "quick"))
+    monkeypatch.setattr(tuning, "schedulers_on", lambda backend: ("serial", "quick"))
     monkeypatch.setattr(tuning, "_SPACE", {"quick": {"window": (8, 32)}})
     every = list(tuning.candidate_settings("cpu", {"granularity": "step", "scheduler": "auto"}))
     step = {"granularity": "step"}
