@@ -54,9 +54,9 @@ def test_a_timing_lasts_as_long_as_asked_for(monkeypatch):
 
 
 def test_without_steps_a_timing_is_long_enough_to_time():
-    found = measure(bc.make("grasp", 32), repeats=1, seconds=0.02)
+    found = measure(bc.make("grasp", 32), repeats=1, seconds=0.1)
     assert found.steps > 8
-    assert found.steps * found.num_envs / found.median > 0.005  # the machine may have become faster meanwhile
+    assert found.steps * found.num_envs / found.median > 0.02  # the machine may have become faster meanwhile
 
 
 def test_states_and_keys_go_on_from_timing_to_timing():
