@@ -53,6 +53,7 @@ def made_up(monkeypatch):
     return seen
 
 
+@pytest.mark.slow
 def test_bench_prints_and_writes_what_it_measured(capsys, tmp_path):
     file = tmp_path / "results.json"
     scheduler = schedulers_on("cpu")[-1]
@@ -161,6 +162,7 @@ def test_a_file_that_cannot_be_written_is_said_after_the_table(tmp_path, capsys,
     assert len(rows(capsys.readouterr().out)) == 2
 
 
+@pytest.mark.slow
 def test_tune_prints_the_candidates_and_remembers(capsys, monkeypatch):
     kept = []
     monkeypatch.setattr(tuned, "remember", lambda where, candidates: kept.extend(candidates))

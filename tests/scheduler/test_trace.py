@@ -315,6 +315,7 @@ def launches(parts, scheduler, num_envs, calls=2, capacity=100):
     return program, words[TRACE_FIRST_ROW : TRACE_FIRST_ROW + ROW_WORDS * count].reshape(count, ROW_WORDS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheduler", ["serial", "sw", "graph"])
 def test_launches_are_numbered_in_the_order_in_which_they_are_made(scheduler):
     parts = [

@@ -36,6 +36,7 @@ def fake_rates(monkeypatch, rates):
     monkeypatch.setattr(tuning, "compare", compare)
 
 
+@pytest.mark.slow
 def test_tune_measures_every_candidate(monkeypatch):
     kept = []
     monkeypatch.setattr(tuned, "remember", lambda where, candidates: kept.extend(candidates))  # not by whoever tests
