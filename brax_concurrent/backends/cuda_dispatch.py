@@ -46,7 +46,6 @@ TASK_KIND_BITS, TASK_FLIGHT_BITS = 6, 5
 TASK_FLIGHT, TASK_OP = TASK_KIND_BITS, TASK_KIND_BITS + TASK_FLIGHT_BITS
 MAX_KINDS, MAX_OPS = 1 << TASK_KIND_BITS, 1 << 20
 
-POLICIES = ("oldest", "same_kernel", "depth_first")
 OLDEST, SAME_KERNEL, DEPTH_FIRST = range(3)
 
 # --- the error cell: int32 words --------------------------------------------------------------------------------------

@@ -16,13 +16,12 @@ from brax_concurrent.backends.native import TILE
 from brax_concurrent.envs.stream import WORK, Stream
 from brax_concurrent.kernels.specialize import specialize, touched
 from brax_concurrent.scheduler.cuda import compile_cuda
-from brax_concurrent.scheduler.cuda_dispatch import load_dispatch
+from brax_concurrent.scheduler.cuda_dispatch import LARGE_CODE, load_dispatch
 from brax_concurrent.scheduler.footprint import conflicts
 from brax_concurrent.scheduler.graph import reduced
 from brax_concurrent.scheduler.schedule import Schedule
 from brax_concurrent.scheduler.serial import TileLayout
 
-_LARGEST_CODE = 400_000  # bytes; of a kernel with more, the warps that share its instructions should be many
 _BLOCK, _LARGE_BLOCK = 128, 256
 
 
@@ -75,7 +74,7 @@ def load_part(packed: bytes, *, block: int = 0, lanes: int = WARP) -> CudaPart:
         buffers=buffers,
         upstream=upstream,
         conflicts=pairs,
-        block=block or (_LARGE_BLOCK if largest > _LARGEST_CODE else _BLOCK),
+        block=block or (_LARGE_BLOCK if largest > LARGE_CODE else _BLOCK),
         lanes=lanes,
     )
 

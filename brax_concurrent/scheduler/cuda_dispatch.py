@@ -27,6 +27,7 @@ from brax_concurrent.backends.cuda_dispatch import (
     C_WINDOW,
     CONTROL_WORDS,
     COUNTERS_BYTES,
+    DEPTH_FIRST,
     E_BUNDLE,
     E_CODE,
     E_OP,
@@ -36,7 +37,8 @@ from brax_concurrent.backends.cuda_dispatch import (
     ERROR_WORDS,
     MAX_PARTS,
     NEVER_ENDED,
-    POLICIES,
+    OLDEST,
+    SAME_KERNEL,
     SLOTS,
 )
 from brax_concurrent.backends.cuda_link import DispatchPart, compile_block_kernel, link_program, parameter_words
@@ -90,6 +92,7 @@ SOURCES = (dispatcher, dispatcher_report, dispatcher_work, cuda_device, cuda_dis
 STUCK = -10  # instead of an error code of the driver: the watchdog ended an earlier call
 LEAST_BUNDLES = 1.5  # of a multiprocessor, below which nothing is regrouped: the slowest bundle decides there
 MAX_WARPS = 8  # of a block: with more, a thread has fewer than 255 registers
+_POLICIES = {"oldest": OLDEST, "same_kernel": SAME_KERNEL, "depth_first": DEPTH_FIRST}
 LARGE_CODE = 400_000  # bytes; the more code, the more warps should go through it together, and the longer they wait
 _MOST_GANG, _LARGE_GANG = 4, 8
 _PARTITIONS, _REGISTERS = 4, 16384  # of a multiprocessor, and 32-bit registers of each
@@ -119,7 +122,7 @@ def load_dispatch(
         parts: what it runs.
         compute_capability: of the GPU.
         gang: warps of a gang, a power of 2 up to MAX_WARPS; 0: by the number of tiles.
-        policy: one of cuda_dispatch.POLICIES.
+        policy: one of hw_order.POLICIES.
 
     Raises:
         CudaError: there is no GPU, or it refuses the code.
@@ -146,7 +149,7 @@ def load_dispatch(
         DESC_WARPS: warps,
         DESC_GANG: min(gang, warps),
         DESC_MOST_GANG: min(_LARGE_GANG if len(cubin) > LARGE_CODE else _MOST_GANG, warps),
-        DESC_POLICY: POLICIES.index(policy),
+        DESC_POLICY: _POLICIES[policy],
         DESC_REGROUP: order.handle,
         DESC_CONTROL_BYTES: COUNTERS_BYTES,
         DESC_ERRORS: int(errors.ctypes.data),

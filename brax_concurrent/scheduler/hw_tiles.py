@@ -87,8 +87,16 @@ from brax_concurrent.scheduler import records
 from brax_concurrent.scheduler.engine import timeout_ns
 from brax_concurrent.scheduler.hw_order import POLICIES, TILE_BITS, issue_order
 from brax_concurrent.scheduler.records import add_row, number_run
-from brax_concurrent.scheduler.serial import TileComposite, TileProgram, compile_composite, compile_serial
-from brax_concurrent.scheduler.streams import AND_OTHERS, FIRST_TASK, NEXT_TASK, NOTHING_ENDED, op_conflicts
+from brax_concurrent.scheduler.serial import TileComposite, TileProgram
+from brax_concurrent.scheduler.streams import (
+    AND_OTHERS,
+    FIRST_TASK,
+    NEXT_TASK,
+    NOTHING_ENDED,
+    in_program_order,
+    kernel_names,
+    op_conflicts,
+)
 from brax_concurrent.scheduler.window import MAX_SLOTS
 
 MOST_TILES = 16  # of a group
@@ -346,7 +354,8 @@ def compile_hw(
     given up.
 
     Raises:
-      ValueError: an argument is out of range, or see `build_program` and `build_composite`.
+      ValueError: an argument is out of range, the program has several steps, or see `build_program` and
+        `build_composite`.
     """
     threads, window, tiles = (operator.index(number) for number in (threads, window, tiles))
     if not 1 <= window <= MAX_SLOTS:
@@ -355,12 +364,7 @@ def compile_hw(
         raise ValueError(f"tiles must be from 1 to {MOST_TILES}, got {tiles}")
     if policy not in POLICIES:
         raise ValueError(f"policy must be one of {', '.join(POLICIES)}, got {policy!r}")
-    if isinstance(program, TileComposite):
-        parts = [(part.program, f"{part.name}.") for part in program.parts]
-        serial = compile_composite(program, threads=threads, poison=poison)
-    else:
-        parts = [(program, "")]
-        serial = compile_serial(program, threads=threads, poison=poison)
+    parts, serial = in_program_order(program, threads, poison)
     ordered = not all(part.tiles_are_independent for part, _ in parts)
     group = 1 if ordered else tiles
     plan, owners = _plan(parts, group, window, policy)
@@ -390,8 +394,7 @@ def _plan(
         table, kernels = op_conflicts(program), [op.kernel.fingerprint for op in program.ops]
         orders = [issue_order(table, kernels, tiles, window, policy) for tiles in range(1, group + 1)]
         order = np.concatenate(orders)
-        names = [np.frombuffer(f"{prefix}{op.kernel.name}".encode() + b"\0", np.uint8) for op in program.ops]
-        addresses = np.array([name.ctypes.data for name in names], np.int64)
+        addresses, names = kernel_names(program, prefix)
         words[[PLAN_ORDERS, PLAN_NAMES]] = order.ctypes.data, addresses.ctypes.data
         owners += [order, addresses, *names]
     return plan, owners

@@ -6,8 +6,8 @@ import operator
 from dataclasses import dataclass
 from typing import Any
 
-from brax_concurrent.backends.cuda_dispatch import POLICIES
 from brax_concurrent.backends.cuda_program import MAX_STREAMS
+from brax_concurrent.scheduler.hw_order import POLICIES
 from brax_concurrent.scheduler.window import MAX_SLOTS
 
 SCHEDULERS = ("serial", "sw", "hw", "graph")

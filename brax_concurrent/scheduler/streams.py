@@ -390,14 +390,7 @@ def compile_window(
         raise ValueError(f"window must be from 1 to {MAX_SLOTS}, got {window}")
     if interleave < 0:
         raise ValueError(f"interleave must not be negative, got {interleave}")
-    if isinstance(program, TileComposite):
-        parts = [(part.program, f"{part.name}.") for part in program.parts]
-        serial = compile_composite(program, threads=threads, poison=poison)
-    else:
-        parts = [(program, "")]
-        serial = compile_serial(program, threads=threads, poison=poison)
-    if serial.steps > 1:
-        raise ValueError(f"program: a window has one step of a program, got one of {serial.steps}")
+    parts, serial = in_program_order(program, threads, poison)
     ordered = not all(part.tiles_are_independent for part, _ in parts)
     if ordered:
         interleave = 1
@@ -425,6 +418,31 @@ def compile_window(
     return with_runner(serial, _participate(), words, fingerprint, [plan, *owners])
 
 
+def in_program_order(
+    program: TileProgram | TileComposite, threads: int, poison: bool
+) -> tuple[list[tuple[TileProgram, str]], CpuProgram]:
+    """What a window is made from: the parts, each with the prefix of its kernels' names, and the same in program order.
+
+    Raises:
+      ValueError: the program has several steps, or see `build_program` and `build_composite`.
+    """
+    if isinstance(program, TileComposite):
+        parts = [(part.program, f"{part.name}.") for part in program.parts]
+        serial = compile_composite(program, threads=threads, poison=poison)
+    else:
+        parts = [(program, "")]
+        serial = compile_serial(program, threads=threads, poison=poison)
+    if serial.steps > 1:
+        raise ValueError(f"program: a window has one step of a program, got one of {serial.steps}")
+    return parts, serial
+
+
+def kernel_names(program: TileProgram, prefix: str) -> tuple[np.ndarray, list[np.ndarray]]:
+    """The addresses of the ops' names as C strings, and the strings."""
+    names = [np.frombuffer(f"{prefix}{op.kernel.name}".encode() + b"\0", np.uint8) for op in program.ops]
+    return np.array([name.ctypes.data for name in names], np.int64), names
+
+
 def op_conflicts(program: TileProgram) -> np.ndarray:
     """Which ops of a tile must run in program order: (ops, ops) bool. Ops of equal footprints are compared once."""
     footprints = [task.footprint for task in program.tasks_of_tile(0, TILE)]
@@ -437,8 +455,7 @@ def _plan(parts: Sequence[tuple[TileProgram, str]], tables: Sequence[np.ndarray]
     """The PLAN_* words, and what they point to."""
     plan, owners = np.zeros((len(parts), PLAN_WORDS), np.int64), list[object](tables)
     for words, (program, prefix), table in zip(plan, parts, tables, strict=True):
-        names = [np.frombuffer(f"{prefix}{op.kernel.name}".encode() + b"\0", np.uint8) for op in program.ops]
-        addresses = np.array([name.ctypes.data for name in names], np.int64)
+        addresses, names = kernel_names(program, prefix)
         words[PLAN_TABLE], words[PLAN_NAMES] = table.ctypes.data, addresses.ctypes.data
         owners += [addresses, *names]
     return plan, owners

@@ -10,6 +10,7 @@ from brax_concurrent.backends.cpu_program import BufferSpec, build_program
 from brax_concurrent.backends.cpu_run import run_program
 from brax_concurrent.interop.jax_ffi import ffi_call
 from brax_concurrent.scheduler.check import FootprintChecker
+from brax_concurrent.scheduler.hw_tiles import compile_hw
 from brax_concurrent.scheduler.records import recordable
 from brax_concurrent.scheduler.serial import (
     TileComposite,
@@ -152,8 +153,9 @@ def test_what_makes_no_sense_is_refused():
         BufferSpec("x", (), "float32", "readwrite", per_step=True)
     with pytest.raises(ValueError, match="buffer x: .* shared by all environments"):
         BufferSpec("x", (1,), "float32", "read", per_env=False, per_step=True)
-    with pytest.raises(ValueError, match="a window has one step of a program, got one of 7"):
-        compile_window(pushed())
+    for compile_program in (compile_window, compile_hw):
+        with pytest.raises(ValueError, match="a window has one step of a program, got one of 7"):
+            compile_program(pushed())
     with pytest.raises(ValueError, match="only a program of one step can be recorded, got one of 7"):
         recordable(compile_serial(pushed()))
     with pytest.raises(ValueError, match="a program of one step is checked, got one of 7"):

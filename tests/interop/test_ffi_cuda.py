@@ -221,6 +221,11 @@ def test_a_function_is_lowered_for_cuda(program):
     assert "output_tuple_indices = [0], operand_index = 0" in call
     assert "(tensor<100x3xf32>, tensor<100x2xi32>) -> (tensor<100x3xf32>, tensor<100xf32>, tensor<1024xui8>)" in call
     assert [aval.shape for aval in exported.out_avals] == [(100, 3), (3, 100)]
+    # Results are used through a barrier only: XLA would fuse the call with the stacking of `y`, and call it twice.
+    lines = exported.mlir_module().splitlines()
+    name = call.strip().split(":")[0].split(" ")[0]
+    (used,) = [line for line in lines if f"{name}#" in line]
+    assert "stablehlo.optimization_barrier" in used
 
 
 def target():
