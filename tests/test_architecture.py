@@ -172,3 +172,11 @@ def test_importing_the_package_starts_neither_cuda_nor_jax():
     output = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
     heavy = ("jax", "jaxlib", "numba", "numba_cuda", "cuda", "mujoco", "numpy")
     assert [name for name in output.split() if within(name, heavy)] == []
+
+
+def test_environments_need_no_numba_cuda():
+    """It is an extra: what is written with it must not be loaded before a GPU is asked for."""
+    found = "[m for m in sys.modules if m.startswith(('numba_cuda', 'numba.cuda'))]"
+    code = f"import sys, brax_concurrent.envs; print({found})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

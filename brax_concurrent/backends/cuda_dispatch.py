@@ -61,4 +61,5 @@ SKIPPED_PLACE = -1
 RUN_TASK = "brax_run_task"  # the symbol of what runs a kernel by its number
 
 COUNTERS_BYTES = 256  # of global memory: for each part how many of its bundles were claimed, int32
+REGROUP_THREADS = 1024  # of the one block that orders environments by their work
 MAX_PARTS = COUNTERS_BYTES // 4

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from llvmlite import ir
 
-from brax_concurrent.backends import cuda_device, nvvm
+from brax_concurrent.backends import nvvm
 from brax_concurrent.backends.cuda import TASK_TYPES, Function, target
 from brax_concurrent.backends.cuda_dispatch import (
     CONTROL,
@@ -254,6 +254,8 @@ def _device_module(
     key = "n" + hashlib.sha256(f"{made_for}|{function.__name__}".encode()).hexdigest()[:24]
     kept = store.get(key)
     if kept is None:
+        from brax_concurrent.backends import cuda_device  # needs numba-cuda, which is not installed where no GPU is
+
         name, text = cuda_device.device_ir(function, (cuda_device.words()[1],) * arguments, compute_capability)
         kept = f"{name}\n{nvvm.inlined(text, name)}".encode()
         store.put(key, kept)

@@ -40,7 +40,7 @@ from brax_concurrent.backends.cuda_program import (
 from brax_concurrent.backends.cuda_trace import TRACE_RUN
 from brax_concurrent.backends.intrinsics import allocate, atomic_add, load_i64, release
 from brax_concurrent.backends.native import WORD, compile_callback, source_hash
-from brax_concurrent.scheduler import cuda_dispatch, cuda_graph, cuda_slots, cuda_streams, regroup, window
+from brax_concurrent.scheduler import cuda_dispatch, cuda_graph, cuda_slots, cuda_streams, window
 from brax_concurrent.scheduler.cuda_dispatch import STUCK, Dispatch, launch_dispatched
 from brax_concurrent.scheduler.cuda_graph import launch_as_graph
 from brax_concurrent.scheduler.cuda_slots import NO_MEMORY, failure_text, take_pool
@@ -56,7 +56,7 @@ from brax_concurrent.scheduler.engine import timeout_ns
 
 SOURCES = (
     *(cuda_calls, cuda_pool, cuda_program, cuda_trace, dispatch_layout, intrinsics, native),
-    *(cuda_dispatch, cuda_graph, cuda_slots, cuda_streams, regroup, window),
+    *(cuda_dispatch, cuda_graph, cuda_slots, cuda_streams, window),
 )
 """What the compiled code is made of."""
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numba import njit
 
-from brax_concurrent.backends import cuda_device, cuda_dispatch, cuda_driver
+from brax_concurrent.backends import cuda_driver
 from brax_concurrent.backends.cuda_calls import F_FILL, F_LAUNCH, fill_async, launch_kernel
 from brax_concurrent.backends.cuda_dispatch import (
     C_COUNTERS,
@@ -38,6 +38,7 @@ from brax_concurrent.backends.cuda_dispatch import (
     MAX_PARTS,
     NEVER_ENDED,
     OLDEST,
+    REGROUP_THREADS,
     SAME_KERNEL,
     SLOTS,
 )
@@ -75,7 +76,6 @@ from brax_concurrent.backends.cuda_program import (
 )
 from brax_concurrent.backends.intrinsics import atomic_add, load_i32, load_i64, store_i64
 from brax_concurrent.backends.native import TILE, WORD, source_hash
-from brax_concurrent.scheduler import dispatcher, dispatcher_report, dispatcher_work, regroup
 from brax_concurrent.scheduler.cuda_streams import (
     CALL_POINTERS,
     CALL_WINDOW,
@@ -85,9 +85,6 @@ from brax_concurrent.scheduler.cuda_streams import (
     scratch_bytes,
     unit_address,
 )
-
-SOURCES = (dispatcher, dispatcher_report, dispatcher_work, cuda_device, cuda_dispatch)
-"""What the kernel is made of."""
 
 STUCK = -10  # instead of an error code of the driver: the watchdog ended an earlier call
 LEAST_BUNDLES = 1.5  # of a multiprocessor, below which nothing is regrouped: the slowest bundle decides there
@@ -113,6 +110,15 @@ class Dispatch:
     errors: np.ndarray
 
 
+def device_sources() -> tuple[str, ...]:
+    """The files that the dispatcher's kernel is made of."""
+    from brax_concurrent.backends import cuda_device, cuda_dispatch
+    from brax_concurrent.scheduler import dispatcher, dispatcher_report, dispatcher_work
+
+    modules = (dispatcher, dispatcher_report, dispatcher_work, cuda_device, cuda_dispatch)
+    return tuple(str(module.__file__) for module in modules)
+
+
 def load_dispatch(
     parts: Sequence[DispatchPart], compute_capability: tuple[int, int], gang: int = 0, policy: str = "oldest"
 ) -> Dispatch:
@@ -132,7 +138,11 @@ def load_dispatch(
         raise ValueError(f"hw runs at most {MAX_PARTS} robots in one batch, got {len(parts)}")
     if gang and (gang & (gang - 1) or not 1 <= gang <= MAX_WARPS):
         raise ValueError(f"a task of hw has 1, 2, 4 or {MAX_WARPS} tiles of {TILE} environments, got {gang}")
-    source = source_hash(*(module.__file__ for module in SOURCES))
+    # What runs on a GPU needs numba-cuda, which is not installed where there is none.
+    from brax_concurrent.backends import cuda_device
+    from brax_concurrent.scheduler import dispatcher, regroup
+
+    source = source_hash(*device_sources())
     symbol, cubin = link_program(parts, dispatcher.dispatch, source, MAX_WARPS * WARP, compute_capability)
     kernel = cuda_driver.load_kernel("dispatcher", symbol, cubin)
     cuda_driver.make_resident([kernel])
@@ -206,7 +216,7 @@ def _regroup(desc: int, call: int, stream: int, num_envs: int, arena: int) -> in
             store_i64(pointers + 2 * WORD, record + WORD * RECORD_ORDER)
             launch = load_i64(load_i64(desc + WORD * DESC_FUNCTIONS) + WORD * F_LAUNCH)
             kernel = load_i64(desc + WORD * DESC_REGROUP)
-            error = launch_kernel(launch, kernel, 1, regroup.THREADS, stream, pointers)
+            error = launch_kernel(launch, kernel, 1, REGROUP_THREADS, stream, pointers)
     return error
 
 

@@ -18,8 +18,9 @@ from brax_concurrent.backends.cuda_device import (
     store_shared,
     thread_index,
 )
+from brax_concurrent.backends.cuda_dispatch import REGROUP_THREADS
 
-THREADS = 1024
+THREADS = REGROUP_THREADS
 BUCKETS = THREADS
 SHARED_WORDS = 2 * BUCKETS + 1
 _MOST = 4 * 2 * BUCKETS

@@ -111,7 +111,7 @@ def linked(tmp_path_factory):
     kernel = Kernel("copied", copied, ("user.x",), ("user.y",))
     made = cuda.functions(specialized([kernel], {}, arrays, "f32"), ["y"])
     directory, needed = tmp_path_factory.mktemp("cache"), []
-    source = source_hash(*(module.__file__ for module in cuda_dispatch.SOURCES))
+    source = source_hash(*cuda_dispatch.device_sources())
 
     def link(parts):
         return link_program(parts, dispatcher.dispatch, source, THREADS, (9, 0), directory)
