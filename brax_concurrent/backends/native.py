@@ -141,12 +141,15 @@ def give_back_arena(desc: int, arena: int) -> None:
 
 
 @njit(nogil=True)
-def some_lane_wants(arena: int, predicate: int) -> bool:
-    """Whether an op runs: it has no predicate (-1), or the row of int32 at that offset is not all 0."""
+def some_lane_wants(arena: int, predicate: int, environments: int) -> bool:
+    """Whether an op runs: it has no predicate (-1), or the row of int32 at that offset is not all 0.
+
+    environments counts from the tile's first to the batch's last. Kernels may leave lanes beyond it unwritten.
+    """
     if predicate < 0:
         return True
     some = 0
-    for lane in range(TILE):
+    for lane in range(min(TILE, environments)):
         some |= load_i32(arena + predicate + 4 * lane)
     return some != 0
 
@@ -164,7 +167,7 @@ def run_tiles(desc: int, arena: int, buffers: int, num_envs: int, first_tile: in
             fill_bytes(arena, 255, load_i64(desc + WORD * DESC_ARENA_BYTES))
         op = desc + WORD * DESC_FIRST_OP
         for _ in range(ops):
-            if some_lane_wants(arena, load_i64(op + WORD)):
+            if some_lane_wants(arena, load_i64(op + WORD), num_envs - tile * TILE):
                 call_kernel(load_i64(op), arena, buffers, tile * TILE, num_envs)
             op += 2 * WORD
 

@@ -202,7 +202,7 @@ def _run_group(desc: int, state: int, own: int) -> bool:
             return False
         kernel, predicate = load_i64(pairs + 2 * WORD * op), load_i64(pairs + 2 * WORD * op + WORD)
         arena = load_i64(own + WORD * (OWN_ARENAS + place))
-        runs = predicate < 0 or some_lane_wants(arena, predicate)
+        runs = predicate < 0 or some_lane_wants(arena, predicate, num_envs - TILE * (first + place))
         begin = monotonic_ns() if buffer != 0 else 0
         if runs:
             call_kernel(kernel, arena, buffers, TILE * (first + place), num_envs)

@@ -167,7 +167,7 @@ def _run_tile(
     if load_i64(part + WORD * DESC_POISON) != 0:
         fill_bytes(arena, 255, load_i64(part + WORD * DESC_ARENA_BYTES))
     for index in range(load_i64(part + WORD * DESC_OPS)):
-        runs = some_lane_wants(arena, load_i64(op + WORD))
+        runs = some_lane_wants(arena, load_i64(op + WORD), num_envs - tile * TILE)
         begin = monotonic_ns() if records != 0 else 0
         if runs:
             call_kernel(load_i64(op), arena, buffers, tile * TILE, num_envs)

@@ -280,12 +280,12 @@ def _run_batch(desc: int, state: int, kinds: np.ndarray, entries: np.ndarray, or
         entry = entries[slot]
         op = load_i64(entry + WORD * ENTRY_DESC) + WORD * (DESC_FIRST_OP + 2 * kinds[slot])
         arena = load_i64(entry + WORD * ENTRY_ARENA)
-        runs = some_lane_wants(arena, load_i64(op + WORD))
+        num_envs, first_env = load_i64(entry + WORD * ENTRY_NUM_ENVS), TILE * load_i64(entry + WORD * ENTRY_TILE)
+        runs = some_lane_wants(arena, load_i64(op + WORD), num_envs - first_env)
         if recorded:
             begin = monotonic_ns()
         if runs:
-            buffers, num_envs = load_i64(entry + WORD * ENTRY_BUFFERS), load_i64(entry + WORD * ENTRY_NUM_ENVS)
-            call_kernel(load_i64(op), arena, buffers, TILE * load_i64(entry + WORD * ENTRY_TILE), num_envs)
+            call_kernel(load_i64(op), arena, load_i64(entry + WORD * ENTRY_BUFFERS), first_env, num_envs)
         if recorded:
             note(state, slot, lane if runs else NOBODY, begin, monotonic_ns() if runs else begin)
         finish(state, lane, slot)
