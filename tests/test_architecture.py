@@ -29,7 +29,7 @@ LAYERS = {
     "backends": 0,
 }
 JAX = ("jax", "jaxlib", "optax", "orbax")
-JAX_LAYERS = {"cli", "training", "envs", "interop"}
+JAX_LAYERS = {"cli", "training", "envs", "networks", "interop"}
 CUDA = ("numba.cuda", "numba_cuda", "cuda")
 CUDA_LAYERS = {"backends"}
 
