@@ -38,7 +38,7 @@ def after_each_step(program, arrays):
     return found
 
 
-# Arenas are filled with nonzero bytes: lanes beyond the last environment, which kernels may leave unwritten, want nothing.
+# Arenas are filled with nonzero bytes: lanes without an environment may be left unwritten, and must not want anything.
 MAKES = {
     "serial": lambda tiles: recordable(compile_serial(tiles, poison=True)),
     "sw": lambda tiles: compile_window(tiles, poison=True),
