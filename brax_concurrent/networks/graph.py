@@ -304,7 +304,7 @@ class Graph:
 
     # -- what depends on the input --
 
-    def gate(self, x: Tensor, *, threshold: float = 0.0, groups: int = 1, name: str | None = None) -> tuple[Flag, ...]:
+    def gate(self, x: Tensor, *, threshold: float = 0.0, groups: int = 0, name: str | None = None) -> tuple[Flag, ...]:
         """Flags of a vector's elements: 1 where they exceed the threshold. NaN does not.
 
         Args:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import zipfile
 from collections.abc import Mapping
 from typing import Any
 
@@ -52,8 +53,8 @@ def load_weights(graph: Graph, path: str | os.PathLike[str]) -> dict[str, np.nda
       ValueError: the file is none, or what is in it does not fit; see `checked_weights`.
       OSError: it cannot be read.
     """
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            return checked_weights(graph, dict(file))
-    except (EOFError, TypeError, AttributeError) as error:  # what NumPy raises for a file of another kind
-        raise ValueError(f"{os.fspath(path)}: expected an .npz file of NumPy's: {error}") from error
+    if not zipfile.is_zipfile(path):
+        os.stat(path)  # says what is wrong if there is no such file
+        raise ValueError(f"{os.fspath(path)}: expected an .npz file, as numpy.savez writes it")
+    with np.load(path, allow_pickle=False) as file:
+        return checked_weights(graph, dict(file))

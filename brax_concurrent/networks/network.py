@@ -1,0 +1,224 @@
+"""A network with its weights and memory on a device: images in, results out, through any scheduler."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from brax_concurrent.networks.graph import Graph
+from brax_concurrent.networks.memory import Plan, plan_memory
+from brax_concurrent.networks.tasks import Memory, add_layer
+from brax_concurrent.networks.tensors import Flag, Layer, Tensor
+from brax_concurrent.networks.weights import checked_weights, load_weights, seeded_weights
+from brax_concurrent.scheduler.schedule import schedulers_on
+from brax_concurrent.scheduler.stream import TaskStream
+from brax_concurrent.scheduler.trace import Timeline
+
+
+class Network:
+    """A graph that can be run.
+
+    Each image has its own tensors and its own tasks: those of a batch are independent, and each image takes its own
+    path through a network whose path depends on the input.
+
+    Args:
+      graph: the network.
+      weights: by name, float32; the path of an .npz file with them; or None: drawn from `seed`.
+      batch: images that are inferred at once.
+      device: "cpu" or "cuda".
+      seed: see `seeded_weights`.
+
+    Attributes:
+      graph: the network.
+      batch: images at once.
+      device: where it runs.
+      plan: how tensors share memory.
+      stream: the tasks of all images, for `TaskStream`'s own methods.
+
+    Raises:
+      ValueError: weights do not fit, or batch or device are none.
+      CudaError: there is no GPU.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        weights: Mapping[str, Any] | str | os.PathLike[str] | None = None,
+        *,
+        batch: int = 1,
+        device: str = "cpu",
+        seed: int = 0,
+    ):
+        if not graph.outputs:
+            raise ValueError(f"{graph.name}: expected a graph with outputs, got none: see Graph.output")
+        if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
+            raise ValueError(f"batch: expected a whole number from 1 on, got {batch!r}")
+        if device not in ("cpu", "cuda"):
+            raise ValueError(f"device: expected cpu or cuda, got {device!r}")
+        self.graph, self.batch, self.device = graph, batch, device
+        self.plan: Plan = plan_memory(graph)
+        self.stream = TaskStream()
+        self._weights = {name: self._on_device(array) for name, array in _weights(graph, weights, seed).items()}
+        self._flag_offsets, flags = _flag_offsets(graph)
+        self._blocks = [self._empty(max(self.plan.size, 1), np.float32) for _ in range(batch)]
+        self._flags = [self._empty(max(flags, 1), np.int32) for _ in range(batch)]
+        memories = [self._memory(image) for image in range(batch)]
+        self._first_tasks: list[list[int]] = []  # of each layer, of each image; and behind the last
+        for layer in graph.layers:  # in turn, so that a window sees tasks of several images
+            self._first_tasks.append([])
+            for memory in memories:
+                self._first_tasks[-1].append(len(self.stream))
+                add_layer(self.stream, layer, memory)
+
+    def __call__(self, images: Any, scheduler: str = "auto", **knobs: Any) -> dict[str, np.ndarray]:
+        """Infer a batch.
+
+        Args:
+          images: (batch, height, width, channels), float32; without the batch where that is 1.
+          scheduler, knobs: see `run`.
+
+        Returns:
+          The graph's outputs by name, each (batch, *shape); without the batch where the images are without it.
+
+        Raises:
+          TypeError: the images are not float32.
+          ValueError: they have another shape; or see `run`.
+        """
+        single = self.load(images)
+        self.run(scheduler, **knobs)
+        found = self.read()
+        return {name: array[0] for name, array in found.items()} if single else found
+
+    def load(self, images: Any) -> bool:
+        """Copy images to where the tasks read them; see `__call__`. Returns whether it was one without a batch."""
+        array = np.asarray(images)
+        if array.dtype != np.float32:
+            raise TypeError(f"images: expected float32, got {array.dtype}")
+        single = self.batch == 1 and array.ndim == 3
+        shape = (self.batch, *self.graph.input.shape)
+        if (array[None] if single else array).shape != shape:
+            alone = f", or {shape[1:]}" if self.batch == 1 else ""
+            raise ValueError(f"images: expected the shape {shape}{alone}, got {array.shape}")
+        for image, pixels in enumerate(array[None] if single else array):
+            self._write(self._array(image, self.graph.input), np.ascontiguousarray(pixels))
+        return single
+
+    def run(self, scheduler: str = "auto", **knobs: Any) -> Timeline | None:
+        """Run all tasks on the images that are loaded; returns when they have finished.
+
+        Args:
+          scheduler: see `TaskStream.run`. "auto": hw where the device has it, else graph.
+          knobs: `TaskStream.run`'s other arguments.
+
+        Returns:
+          The timeline, if a trace is asked for.
+
+        Raises:
+          ValueError, RuntimeError: see `TaskStream.run`.
+        """
+        if scheduler == "auto":
+            scheduler = default_scheduler(self.device)
+        return self.stream.run(scheduler, **knobs)
+
+    def read(self) -> dict[str, np.ndarray]:
+        """The outputs of the last run by name, each (batch, *shape)."""
+        return {
+            name: np.stack([self._read(image, tensor) for image in range(self.batch)])
+            for name, tensor in self.graph.outputs.items()
+        }
+
+    def ran(self, image: int = 0) -> tuple[Layer, ...]:
+        """The layers that the last run ran for an image, by its flags."""
+        return tuple(layer for layer in self.graph.layers if layer.when is None or self.flag(layer.when, image) != 0)
+
+    def flag(self, flag: Flag, image: int = 0) -> int:
+        """A flag's value after the last run."""
+        return int(self._read(image, flag.tensor)[flag.index])
+
+    def tasks_of(self, layer: Layer, image: int = 0) -> range:
+        """The places in `stream` of a layer's tasks: none where it is a view."""
+        index = self.graph.layers.index(layer)
+        starts = [first for firsts in self._first_tasks for first in firsts] + [len(self.stream)]
+        place = index * self.batch + image
+        return range(starts[place], starts[place + 1])
+
+    # -- memory --
+
+    def _memory(self, image: int) -> Memory:
+        return Memory(
+            functools.partial(self._array, image),
+            lambda flag: self._flag_array(image, flag.tensor)[flag.index : flag.index + 1],
+            functools.partial(self._flag_array, image),
+            self._weights,
+            self.device,
+        )
+
+    def _array(self, image: int, tensor: Tensor) -> Any:
+        """A tensor's memory as kernels have it."""
+        place, block = self.plan.places[tensor], self._blocks[image]
+        if len(tensor.shape) == 4:  # weights, mixed for this image
+            return block[place.offset : place.offset + tensor.size].reshape(tensor.shape)
+        height, width, channels = (1, 1, *tensor.shape)[-3:]
+        whole = block[place.offset : place.offset + height * width * place.channels]
+        whole = whole.reshape((height, width, place.channels))
+        return whole if channels == place.channels else whole[:, :, place.channel : place.channel + channels]
+
+    def _flag_array(self, image: int, tensor: Tensor) -> Any:
+        offset = self._flag_offsets[tensor]
+        return self._flags[image][offset : offset + tensor.size]
+
+    def _read(self, image: int, tensor: Tensor) -> np.ndarray:
+        array = self._flag_array(image, tensor) if tensor in self._flag_offsets else self._array(image, tensor)
+        host = array.copy() if self.device == "cpu" else array.copy_to_host()
+        return host.reshape(tensor.shape)
+
+    def _write(self, array: Any, values: np.ndarray) -> None:
+        if self.device == "cpu":
+            array[...] = values
+        else:
+            array.copy_to_device(values)
+
+    def _empty(self, size: int, dtype: Any) -> Any:
+        if self.device == "cpu":
+            return np.zeros(size, dtype)
+        from brax_concurrent.backends import task_cuda  # needs numba-cuda, which is not installed where no GPU is
+
+        return task_cuda.empty(size, dtype)
+
+    def _on_device(self, array: np.ndarray) -> Any:
+        if self.device == "cpu":
+            return array
+        there = self._empty(array.size, np.float32).reshape(array.shape)
+        there.copy_to_device(array)
+        return there
+
+
+def default_scheduler(device: str) -> str:
+    """What `Network.run` uses on a device if nothing is said."""
+    return "hw" if "hw" in schedulers_on(device) else "graph"
+
+
+def _weights(graph: Graph, weights: Any, seed: int) -> dict[str, np.ndarray]:
+    """Checked weights, as kernels take them."""
+    if weights is None:
+        found = seeded_weights(graph, seed)
+    else:
+        found = checked_weights(graph, weights) if isinstance(weights, Mapping) else load_weights(graph, weights)
+    for layer in graph.layers:
+        if layer.kind == "sum":  # a weighted one: the sigmoid does not depend on the image
+            found |= {name: 1 / (1 + np.exp(-found[name])) for name in layer.parameters}
+    return found
+
+
+def _flag_offsets(graph: Graph) -> tuple[dict[Tensor, int], int]:
+    """Where each tensor of flags begins among all, and how many flags there are."""
+    offsets, count = {}, 0
+    for layer in graph.layers:
+        if layer.output.dtype == "int32":
+            offsets[layer.output] = count
+            count += layer.output.size
+    return offsets, count

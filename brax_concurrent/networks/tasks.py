@@ -1,0 +1,229 @@
+"""Layers as tasks: which kernel, on what, in how many units."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from brax_concurrent.networks import generated, layers
+from brax_concurrent.networks.tensors import Flag, Layer, Tensor
+from brax_concurrent.scheduler.kernel import Kernel
+from brax_concurrent.scheduler.stream import TaskStream
+
+# How many pixels and channels a unit of a convolution may compute on a GPU, the largest first; and how many units there
+# should be at least: the more, the more of the GPU's threads have something to do.
+_BLOCKS = ((4, 4), (2, 4), (1, 4), (1, 2), (1, 1))
+_UNITS_OF_GPU = 32768
+_BLOCK_OF_CPU = (1, 4)
+
+
+@dataclass(frozen=True)
+class Memory:
+    """The arrays of one image, and the weights.
+
+    Attributes:
+      array: (height, width, channels) of a tensor's memory, or the shape of mixed weights.
+      flag: the one int32 of a flag, or all flags of a tensor.
+      weights: by name.
+      device: where they are.
+    """
+
+    array: Callable[[Tensor], Any]
+    flag: Callable[[Flag], Any]
+    flags: Callable[[Tensor], Any]
+    weights: Mapping[str, Any]
+    device: str
+
+
+def add_layer(stream: TaskStream, layer: Layer, memory: Memory) -> None:
+    """Record a layer's tasks: one, or none where nothing has to be moved."""
+    _KINDS[layer.kind](_Recorder(stream, layer, memory))
+
+
+@dataclass(frozen=True)
+class _Recorder:
+    stream: TaskStream
+    layer: Layer
+    memory: Memory
+
+    def input(self, index: int = 0) -> Any:
+        return self.memory.array(self.layer.inputs[index])
+
+    def output(self) -> Any:
+        return self.memory.array(self.layer.output)
+
+    def weights(self) -> list[Any]:
+        return [self.memory.weights[name] for name in self.layer.parameters]
+
+    def number(self, name: str) -> np.int64:
+        return np.int64(self.layer.attributes[name])
+
+    def activation(self) -> np.int64:
+        return np.int64(generated.CODES[self.layer.attributes["activation"]])
+
+    def corner(self) -> dict[str, np.int64]:
+        """Stride, and how far the first window begins outside of the image."""
+        (top, _), (left, _) = self.layer.attributes["pads"]
+        return {"stride": self.number("stride"), "top": np.int64(top), "left": np.int64(left)}
+
+    def add(self, kernel: Kernel, units: int, **arguments: Any) -> None:
+        when = self.layer.when
+        self.stream.add(kernel, units=units, predicate=None if when is None else self.memory.flag(when), **arguments)
+
+
+def _conv(r: _Recorder) -> None:
+    weights = r.weights()
+    filters = weights.pop(0) if len(r.layer.inputs) == 1 else r.input(1)
+    _add_conv(r, r.input(), filters, weights, r.output(), dilation=r.number("dilation"), **r.corner())
+
+
+def _dense(r: _Recorder) -> None:
+    """A convolution of one pixel."""
+    matrix, *bias = r.weights()
+    zero, one = np.int64(0), np.int64(1)
+    filters = matrix.reshape((1, 1, *matrix.shape))
+    _add_conv(r, r.input(), filters, bias, r.output(), stride=one, top=zero, left=zero, dilation=one)
+
+
+def _add_conv(r: _Recorder, x: Any, filters: Any, bias: list[Any], y: Any, **numbers: np.int64) -> None:
+    height, width, count = y.shape
+    on_gpu = r.memory.device == "cuda"
+    pixels, channels = gpu_block(height, width, count) if on_gpu else _BLOCK_OF_CPU
+    kernel = generated.conv(pixels, channels, not on_gpu, bool(bias))
+    units = height * -(-width // pixels) * -(-count // channels)
+    biased = {"b": bias[0]} if bias else {}
+    r.add(kernel, units, x=x, w=filters, y=y, activation=r.activation(), **biased, **numbers)
+
+
+def gpu_block(height: int, width: int, channels: int) -> tuple[int, int]:
+    """Pixels and channels of a convolution's unit on a GPU: the largest block of which there are enough."""
+    for pixels, count in _BLOCKS:
+        if height * -(-width // pixels) * -(-channels // count) >= _UNITS_OF_GPU:
+            return pixels, count
+    return _BLOCKS[-1]
+
+
+def _depthwise(r: _Recorder) -> None:
+    weights, y = r.weights(), r.output()
+    filters = weights.pop(0) if len(r.layer.inputs) == 1 else r.input(1)
+    biased = {"b": weights[0]} if weights else {}
+    r.add(
+        generated.depthwise(bool(weights)),
+        r.layer.output.size,
+        x=r.input(),
+        w=filters,
+        y=y,
+        dilation=r.number("dilation"),
+        activation=r.activation(),
+        **biased,
+        **r.corner(),
+    )
+
+
+def _pool(r: _Recorder) -> None:
+    height, width = r.layer.attributes["size"]
+    kernel = layers.max_pool if r.layer.kind == "max_pool" else layers.avg_pool
+    size = {"height": np.int64(height), "width": np.int64(width)}
+    r.add(kernel, r.layer.output.size, x=r.input(), y=r.output(), **size, **r.corner())
+
+
+def _sum(r: _Recorder) -> None:
+    a, count = r.layer.attributes, len(r.layer.inputs)
+    arguments = {f"x{i}": r.input(i) for i in range(count)}
+    arguments |= {f"flag{i}": r.memory.flag(flag) for i, flag in enumerate(a["flags"])}
+    if a["scales"] is not None:
+        arguments["scale"] = r.memory.array(a["scales"])
+    for weights in r.weights():
+        arguments["weight"] = weights
+    kernel = generated.add(count, bool(a["flags"]), a["scales"] is not None, bool(r.layer.parameters))
+    r.add(kernel, r.layer.output.size, y=r.output(), activation=r.activation(), **arguments)
+
+
+def _multiply(r: _Recorder) -> None:
+    r.add(layers.multiply, r.layer.output.size, x=r.input(0), scale=r.input(1), y=r.output())
+
+
+def _concat(r: _Recorder) -> None:
+    """Copies what does not lie in its part of the result already."""
+    y, channel = r.output(), 0
+    for index, tensor in enumerate(r.layer.inputs):
+        x, part = r.input(index), y[:, :, channel : channel + tensor.channels]
+        _copy(r, x, part)
+        channel += tensor.channels
+
+
+def _view(r: _Recorder) -> None:
+    _copy(r, r.input(), r.output())
+
+
+def _copy(r: _Recorder, x: Any, y: Any) -> None:
+    if _address(x) != _address(y):
+        r.add(layers.copy, math.prod(x.shape), x=x, y=y)
+
+
+def _address(array: Any) -> int:
+    interface = getattr(array, "__cuda_array_interface__", None) or array.__array_interface__
+    return interface["data"][0]
+
+
+def _resize(r: _Recorder) -> None:
+    kernel = layers.resize_linear if r.layer.attributes["method"] == "linear" else layers.resize_nearest
+    r.add(kernel, r.layer.output.size, x=r.input(), y=r.output())
+
+
+def _softmax(r: _Recorder) -> None:
+    r.add(layers.softmax, r.layer.output.size, x=r.input(), y=r.output())
+
+
+def _gate(r: _Recorder) -> None:
+    count, groups = r.layer.output.size, r.layer.attributes["groups"]
+    r.add(
+        layers.gate,
+        groups or count,
+        x=r.input(),
+        flags=r.memory.flags(r.layer.output),
+        threshold=np.float32(r.layer.attributes["threshold"]),
+        size=np.int64(count // (groups or count)),
+        fallback=np.int64(groups != 0),
+    )
+
+
+def _any(r: _Recorder) -> None:
+    pairs = zip(r.layer.inputs, r.layer.attributes["indices"], strict=True)
+    flags = {f"flag{i}": r.memory.flag(Flag(tensor, index)) for i, (tensor, index) in enumerate(pairs)}
+    r.add(generated.some(len(flags)), 1, y=r.memory.flags(r.layer.output), **flags)
+
+
+def _mix(r: _Recorder) -> None:
+    (experts,) = r.weights()
+    y = r.output()
+    flat = y.reshape(r.layer.output.size)
+    r.add(
+        layers.mix,
+        r.layer.output.size,
+        routing=r.input(),
+        w=experts.reshape((experts.shape[0], r.layer.output.size)),
+        y=flat,
+    )
+
+
+_KINDS: dict[str, Callable[[_Recorder], None]] = {
+    "conv": _conv,
+    "depthwise": _depthwise,
+    "dense": _dense,
+    "max_pool": _pool,
+    "avg_pool": _pool,
+    "view": _view,
+    "sum": _sum,
+    "multiply": _multiply,
+    "concat": _concat,
+    "resize": _resize,
+    "softmax": _softmax,
+    "gate": _gate,
+    "any": _any,
+    "mix": _mix,
+}
