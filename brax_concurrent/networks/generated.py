@@ -14,25 +14,17 @@ from typing import Any
 
 import numpy as np
 
-from brax_concurrent.networks.tensors import ACTIVATIONS
 from brax_concurrent.scheduler.kernel import Kernel, kernel
 
-CODES: dict[str | None, int] = {None: 0, **{name: code for code, name in enumerate(ACTIVATIONS, 1)}}
-"""What a kernel's argument `activation` is."""
-
-# Comparisons are so that a NaN stays one.
-_ACTIVATE = """
-if activation == 1:
-    v = zero if v < zero else v
-elif activation == 2:
-    v = zero if v < zero else (six if v > six else v)
-elif activation == 3:
-    v = v / (one + math.exp(-v))
-elif activation == 4:
-    v = one / (one + math.exp(-v))
-elif activation == 5:
-    v = math.tanh(v)
-"""
+# What is applied to a result v. Comparisons are so that a NaN stays one.
+_ACTIVATE: dict[str | None, str] = {
+    None: "",
+    "relu": "v = zero if v < zero else v",
+    "relu6": "v = zero if v < zero else (six if v > six else v)",
+    "swish": "v = v / (one + math.exp(-v))",
+    "sigmoid": "v = one / (one + math.exp(-v))",
+    "tanh": "v = math.tanh(v)",
+}
 
 
 def _define(name: str, source: str, reads: Iterable[str]) -> Kernel:
@@ -41,12 +33,16 @@ def _define(name: str, source: str, reads: Iterable[str]) -> Kernel:
     return kernel(reads=tuple(reads), writes=("y",))(scope[name])
 
 
+def _name(kind: str, activation: str | None) -> str:
+    return kind if activation is None else f"{kind}_{activation}"
+
+
 def _indent(text: str, levels: int) -> str:
     return textwrap.indent(text.strip("\n"), "    " * levels)
 
 
 @functools.cache
-def conv(pixels: int, channels: int, adjacent: bool, biased: bool = True) -> Kernel:
+def conv(pixels: int, channels: int, adjacent: bool, biased: bool, activation: str | None) -> Kernel:
     """A convolution, of which a unit computes so many neighbouring pixels of a row times so many channels.
 
     Args:
@@ -54,34 +50,37 @@ def conv(pixels: int, channels: int, adjacent: bool, biased: bool = True) -> Ker
       adjacent: whether a unit's channels are neighbours, which the vectors of a CPU like, or those of neighbouring
         units are, which the threads of a GPU like.
       biased: whether there is a bias.
+      activation: what is applied to the result, one of ACTIVATIONS or None.
     """
     each_p, each_q = range(pixels), range(channels)
     of_unit = f"part * {channels} + " if adjacent else "part + parts * "
-    inner = [
-        *(f"v{p} = x[i, j{p}, k] if inside{p} else zero" for p in each_p),
-        *(f"f{q} = w[ky, kx, k, c{q}]" for q in each_q),
-        *(f"a{p}_{q} += v{p} * f{q}" for p in each_p for q in each_q),
-    ]
-    columns = [
-        line
-        for p in each_p
-        for line in (
+    columns = []
+    for p in each_p:
+        columns += [
             f"column = (first + {p}) * stride + np.int64(kx) * dilation - left",
             f"inside{p} = column >= 0 and column < x.shape[1]",
-            f"j{p} = np.uint64(column if inside{p} else 0)",
-        )
+            f"x{p} = x[i, np.uint64(column if inside{p} else 0)]",
+        ]
+    # What is outside of the image is zero and left out: pixels at its edge go one by one.
+    columns += [
+        f"if {' and '.join(f'inside{p}' for p in each_p)}:",
+        *_indent(_products(each_p, each_q), 1).splitlines(),
     ]
+    if pixels > 1:
+        columns.append("else:")
+        for p in each_p:
+            columns += [f"    if inside{p}:", *_indent(_products([p], each_q), 2).splitlines()]
     results = []
     for p in each_p:
         results.append(f"if first + {p} < y.shape[1]:")
         for q in each_q:
             results.append(f"    if {of_unit}{q} < y.shape[2]:")
             results.append(f"        v = a{p}_{q}{f' + b[c{q}]' if biased else ''}")
-            results += _indent(_ACTIVATE, 2).splitlines()
+            results += _indent(_ACTIVATE[activation], 2).splitlines()
             results.append(f"        y[row, first + {p}, c{q}] = v")
-    name = f"conv_{pixels}x{channels}"
+    name = _name(f"conv_{pixels}x{channels}", activation)
     source = f"""
-def {name}(unit, x, w, {"b, " if biased else ""}y, stride, top, left, dilation, activation):
+def {name}(unit, x, w, {"b, " if biased else ""}y, stride, top, left, dilation):
     parts = (y.shape[2] + {channels - 1}) // {channels}
     part, block = unit % parts, unit // parts
     blocks = (y.shape[1] + {pixels - 1}) // {pixels}
@@ -93,20 +92,28 @@ def {name}(unit, x, w, {"b, " if biased else ""}y, stride, top, left, dilation, 
         if line >= 0 and line < x.shape[0]:
             i = np.uint64(line)
             for kx in range(w.shape[1]):
+                f = w[ky, kx]
 {_indent(chr(10).join(columns), 4)}
-                for k in range(w.shape[2]):
-{_indent(chr(10).join(inner), 5)}
 {_indent(chr(10).join(results), 1)}
 """
     return _define(name, source, ("x", "w", *(("b",) if biased else ())))
 
 
+def _products(pixels: Iterable[int], channels: Iterable[int]) -> str:
+    """The sums of some pixels and channels go on with all input channels of one place of the filter."""
+    lines = [f"v{p} = x{p}[n]" for p in pixels]
+    for q in channels:
+        lines += [f"f{q} = f[n, c{q}]", *(f"a{p}_{q} += v{p} * f{q}" for p in pixels)]
+    body = "\n".join(["n = np.uint64(k)", *lines])
+    return f"for k in range(w.shape[2]):\n{_indent(body, 1)}"
+
+
 @functools.cache
-def depthwise(biased: bool = True) -> Kernel:
+def depthwise(biased: bool, activation: str | None) -> Kernel:
     """A convolution of each channel by itself; a unit is one channel of one pixel."""
-    name = "depthwise"
+    name = _name("depthwise", activation)
     source = f"""
-def {name}(unit, x, w, {"b, " if biased else ""}y, stride, top, left, dilation, activation):
+def {name}(unit, x, w, {"b, " if biased else ""}y, stride, top, left, dilation):
     c, pixel = np.uint64(unit % y.shape[2]), unit // y.shape[2]
     row, column = pixel // y.shape[1], pixel % y.shape[1]
     v = zero
@@ -118,14 +125,14 @@ def {name}(unit, x, w, {"b, " if biased else ""}y, stride, top, left, dilation, 
                 if j >= 0 and j < x.shape[1]:
                     v += x[np.uint64(i), np.uint64(j), c] * w[ky, kx, c]
     {"v = v + b[c]" if biased else ""}
-{_indent(_ACTIVATE, 1)}
+{_indent(_ACTIVATE[activation], 1)}
     y[row, column, c] = v
 """
     return _define(name, source, ("x", "w", *(("b",) if biased else ())))
 
 
 @functools.cache
-def add(inputs: int, flagged: bool, scaled: bool, weighted: bool) -> Kernel:
+def add(inputs: int, flagged: bool, scaled: bool, weighted: bool, activation: str | None) -> Kernel:
     """A sum of tensors of one shape; a unit is one element.
 
     Args:
@@ -133,8 +140,9 @@ def add(inputs: int, flagged: bool, scaled: bool, weighted: bool) -> Kernel:
       flagged: each has a flag, and is not read where that is 0.
       scaled: each is multiplied by an element of a vector.
       weighted: each is multiplied by an element of an array of weights.
+      activation: what is applied to the sum.
     """
-    name = f"{'merge' if flagged else 'add'}_{inputs}"
+    name = _name(f"{'merge' if flagged else 'add'}_{inputs}", activation)
     xs, flags = [f"x{i}" for i in range(inputs)], [f"flag{i}" for i in range(inputs)] if flagged else []
     others = [*flags, *(["scale"] if scaled else []), *(["weight"] if weighted else [])]
     lines = []
@@ -147,12 +155,12 @@ def add(inputs: int, flagged: bool, scaled: bool, weighted: bool) -> Kernel:
         line = f"v += {' * '.join(factors)}"
         lines += [f"if flag{i}[0] != 0:", f"    {line}"] if flagged else [line]
     source = f"""
-def {name}(unit, {", ".join([*xs, *others])}, y, activation):
+def {name}(unit, {", ".join([*xs, *others])}, y):
     c, pixel = unit % y.shape[2], unit // y.shape[2]
     row, column = pixel // y.shape[1], pixel % y.shape[1]
     v = zero
 {_indent(chr(10).join(lines), 1)}
-{_indent(_ACTIVATE, 1)}
+{_indent(_ACTIVATE[activation], 1)}
     y[row, column, c] = v
 """
     return _define(name, source, (*xs, *others))

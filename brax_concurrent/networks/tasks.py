@@ -62,8 +62,8 @@ class _Recorder:
     def number(self, name: str) -> np.int64:
         return np.int64(self.layer.attributes[name])
 
-    def activation(self) -> np.int64:
-        return np.int64(generated.CODES[self.layer.attributes["activation"]])
+    def activation(self) -> str | None:
+        return self.layer.attributes["activation"]
 
     def corner(self) -> dict[str, np.int64]:
         """Stride, and how far the first window begins outside of the image."""
@@ -93,10 +93,10 @@ def _add_conv(r: _Recorder, x: Any, filters: Any, bias: list[Any], y: Any, **num
     height, width, count = y.shape
     on_gpu = r.memory.device == "cuda"
     pixels, channels = gpu_block(height, width, count) if on_gpu else _BLOCK_OF_CPU
-    kernel = generated.conv(pixels, channels, not on_gpu, bool(bias))
+    kernel = generated.conv(pixels, channels, not on_gpu, bool(bias), r.activation())
     units = height * -(-width // pixels) * -(-count // channels)
     biased = {"b": bias[0]} if bias else {}
-    r.add(kernel, units, x=x, w=filters, y=y, activation=r.activation(), **biased, **numbers)
+    r.add(kernel, units, x=x, w=filters, y=y, **biased, **numbers)
 
 
 def gpu_block(height: int, width: int, channels: int) -> tuple[int, int]:
@@ -112,13 +112,12 @@ def _depthwise(r: _Recorder) -> None:
     filters = weights.pop(0) if len(r.layer.inputs) == 1 else r.input(1)
     biased = {"b": weights[0]} if weights else {}
     r.add(
-        generated.depthwise(bool(weights)),
+        generated.depthwise(bool(weights), r.activation()),
         r.layer.output.size,
         x=r.input(),
         w=filters,
         y=y,
         dilation=r.number("dilation"),
-        activation=r.activation(),
         **biased,
         **r.corner(),
     )
@@ -139,8 +138,8 @@ def _sum(r: _Recorder) -> None:
         arguments["scale"] = r.memory.array(a["scales"])
     for weights in r.weights():
         arguments["weight"] = weights
-    kernel = generated.add(count, bool(a["flags"]), a["scales"] is not None, bool(r.layer.parameters))
-    r.add(kernel, r.layer.output.size, y=r.output(), activation=r.activation(), **arguments)
+    forms = bool(a["flags"]), a["scales"] is not None, bool(r.layer.parameters)
+    r.add(generated.add(count, *forms, r.activation()), r.layer.output.size, y=r.output(), **arguments)
 
 
 def _multiply(r: _Recorder) -> None:

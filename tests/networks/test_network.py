@@ -55,7 +55,7 @@ def test_the_kernels_that_run_are_those_that_the_gates_choose(graph, tmp_path):
         for image in random_images(SHAPE, 4, seed=3):
             network.load(image)
             timeline = network.run(scheduler, trace=tmp_path / "trace.json")
-            ran = {each.task for each in timeline.intervals() if not each.skipped}
+            ran = {each.task for each in timeline.intervals if not each.skipped}
             chosen = {task for layer in network.ran() for task in network.tasks_of(layer)}
             assert ran == chosen
             assert len(ran) < len(network.stream)
