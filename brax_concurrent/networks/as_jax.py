@@ -23,13 +23,16 @@ _ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def as_jax(graph: Graph, *, branches: str = "mask") -> Callable[[Mapping[str, Any], Any], dict[str, Any]]:
+def as_jax(
+    graph: Graph, *, branches: str = "mask", precision: str = "highest"
+) -> Callable[[Mapping[str, Any], Any], dict[str, Any]]:
     """A network as a function of weights and one image (height, width, channels), for `jax.jit` and `jax.vmap`.
 
     Args:
       graph: the network.
       branches: what becomes of layers that run only under a flag. "mask": they always run, and what is not wanted is
         dropped. "cond": neighbours under one flag are a `lax.cond`; under `jax.vmap` that is a mask again.
+      precision: of products, see `jax.default_matmul_precision`. With "default" a GPU may round float32 to fewer bits.
 
     Returns:
       (weights by name, image) -> outputs by name.
@@ -42,12 +45,13 @@ def as_jax(graph: Graph, *, branches: str = "mask") -> Callable[[Mapping[str, An
 
     def infer(weights: Mapping[str, Any], image: Any) -> dict[str, Any]:
         values: Values = {graph.input: image}
-        for when, group in itertools.groupby(graph.layers, key=lambda layer: layer.when):
-            layers = list(group)
-            if when is None or branches == "mask":
-                _run(layers, weights, values)
-            else:
-                _run_if(when, layers, weights, values)
+        with jax.default_matmul_precision(precision):
+            for when, group in itertools.groupby(graph.layers, key=lambda layer: layer.when):
+                layers = list(group)
+                if when is None or branches == "mask":
+                    _run(layers, weights, values)
+                else:
+                    _run_if(when, layers, weights, values)
         return {name: values[tensor] for name, tensor in graph.outputs.items()}
 
     return infer
@@ -98,13 +102,12 @@ def _conv(layer: Layer, weights: list[Any], values: Values) -> Any:
         rhs_dilation=(a["dilation"], a["dilation"]),
         dimension_numbers=("NHWC", "HWIO", "NHWC"),
         feature_group_count=groups,
-        precision=lax.Precision.HIGHEST,
     )[0]
     return _finish(layer, y + own[1] if len(own) > 1 else y)
 
 
 def _dense(layer: Layer, weights: list[Any], values: Values) -> Any:
-    y = jnp.dot(values[layer.inputs[0]], weights[0], precision=lax.Precision.HIGHEST)
+    y = jnp.dot(values[layer.inputs[0]], weights[0])
     return _finish(layer, y + weights[1] if len(weights) > 1 else y)
 
 
@@ -150,7 +153,7 @@ def _any(layer: Layer, _: list[Any], values: Values) -> Any:
 
 
 def _mix(layer: Layer, weights: list[Any], values: Values) -> Any:
-    return jnp.tensordot(values[layer.inputs[0]], weights[0], axes=1, precision=lax.Precision.HIGHEST)
+    return jnp.tensordot(values[layer.inputs[0]], weights[0], axes=1)
 
 
 _KINDS: dict[str, Callable[[Layer, list[Any], Values], Any]] = {

@@ -7,7 +7,7 @@ import numpy as np
 _PATCHES = 4  # of the coarse pattern, in each direction
 
 
-def random_images(shape: tuple[int, int, int], count: int, seed: int = 0) -> np.ndarray:
+def random_images(shape: tuple[int, ...], count: int, seed: int = 0) -> np.ndarray:
     """Random images (count, height, width, channels), float32, about -2 to 2.
 
     Each has a mean colour, a contrast and a coarse pattern of its own, with noise over it. Of pure noise all images

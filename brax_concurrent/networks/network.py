@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from brax_concurrent.backends import cuda_driver
 from brax_concurrent.networks.graph import Graph
 from brax_concurrent.networks.memory import Plan, plan_memory
 from brax_concurrent.networks.tasks import Memory, add_layer
@@ -29,7 +30,7 @@ class Network:
       graph: the network.
       weights: by name, float32; the path of an .npz file with them; or None: drawn from `seed`.
       batch: images that are inferred at once.
-      device: "cpu" or "cuda".
+      device: "cpu", "cuda", or "auto": cuda if there is a GPU.
       seed: see `seeded_weights`.
 
     Attributes:
@@ -50,16 +51,14 @@ class Network:
         weights: Mapping[str, Any] | str | os.PathLike[str] | None = None,
         *,
         batch: int = 1,
-        device: str = "cpu",
+        device: str = "auto",
         seed: int = 0,
     ):
         if not graph.outputs:
             raise ValueError(f"{graph.name}: expected a graph with outputs, got none: see Graph.output")
         if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
             raise ValueError(f"batch: expected a whole number from 1 on, got {batch!r}")
-        if device not in ("cpu", "cuda"):
-            raise ValueError(f"device: expected cpu or cuda, got {device!r}")
-        self.graph, self.batch, self.device = graph, batch, device
+        self.graph, self.batch, self.device = graph, batch, _device(device)
         self.plan: Plan = plan_memory(graph)
         self.stream = TaskStream()
         self._weights = {name: self._on_device(array) for name, array in _weights(graph, weights, seed).items()}
@@ -195,6 +194,14 @@ class Network:
         there = self._empty(array.size, np.float32).reshape(array.shape)
         there.copy_to_device(array)
         return there
+
+
+def _device(name: str) -> str:
+    if name not in ("auto", "cpu", "cuda"):
+        raise ValueError(f"device: expected auto, cpu or cuda, got {name!r}")
+    if name != "auto":
+        return name
+    return "cuda" if cuda_driver.device_count() > 0 else "cpu"
 
 
 def default_scheduler(device: str) -> str:

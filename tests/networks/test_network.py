@@ -128,7 +128,7 @@ def test_images_that_do_not_fit_are_refused(graph, images, error, message):
     [
         ({"batch": 0}, "batch: expected a whole number from 1 on, got 0"),
         ({"batch": 2.0}, "batch: expected a whole number"),
-        ({"device": "tpu"}, "device: expected cpu or cuda, got 'tpu'"),
+        ({"device": "tpu"}, "device: expected auto, cpu or cuda, got 'tpu'"),
     ],
 )
 def test_other_arguments_that_do_not_fit_are_refused(graph, arguments, message):
