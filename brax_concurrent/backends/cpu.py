@@ -70,12 +70,17 @@ def kernel_ir(program: Any, symbol: str, lanes: int) -> str:
     return str(module)
 
 
-def _compile(text: str) -> bytes:
+def target_machine() -> Any:
+    """What emits code for this machine."""
     cpu, features = _target()
+    return binding.Target.from_default_triple().create_target_machine(cpu=cpu, features=features, opt=2, jit=True)
+
+
+def _compile(text: str) -> bytes:
     context = binding.create_context()
     module = binding.parse_assembly(text, context)
     module.verify()
-    machine = binding.Target.from_default_triple().create_target_machine(cpu=cpu, features=features, opt=2, jit=True)
+    machine = target_machine()
     options = binding.create_pipeline_tuning_options(speed_level=2)
     options.loop_vectorization = options.slp_vectorization = False
     options.loop_unrolling = False

@@ -23,11 +23,11 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 from numba import cfunc, njit, types
-from numba.core import cgutils, serialize
+from numba.core import cgutils, config, serialize
 from numba.extending import intrinsic
 from numba.np import arrayobj
 
-from brax_concurrent.backends import intrinsics
+from brax_concurrent.backends import intrinsics, task_objects
 from brax_concurrent.backends.arguments import Argument, ArgumentType, KernelError, ScalarArgument
 from brax_concurrent.backends.intrinsics import call_task, load_i32, load_i64, store_i64
 from brax_concurrent.backends.native import WORD, compile_callback, source_hash
@@ -102,6 +102,10 @@ def compile_task(
     Raises:
       KernelError: Numba cannot compile it, it stores into a read-only array, or it returns something.
     """
+    options = (boundscheck, fastmath, *_numba_options())
+    code = task_objects.kept(function, arguments, options)
+    if code is not None:
+        return TaskCode(code.address, code)
     kinds = (types.int64, *(each.numba_type() for each in arguments))
     try:
         compiled = njit(error_model="python", boundscheck=boundscheck or None, fastmath=fastmath)(function)
@@ -117,7 +121,13 @@ def compile_task(
     def task(args, first, units):
         return run_units(args, first, units)
 
-    return TaskCode(task.address, (task, compiled))
+    code = task_objects.keep(function, arguments, options, task.native_name, task._library.get_llvm_str())
+    return TaskCode(task.address, (task, compiled)) if code is None else TaskCode(code.address, code)
+
+
+def _numba_options() -> tuple[object, ...]:
+    """Numba's settings that code depends on, from the environment."""
+    return (config.BOUNDSCHECK, config.OPT, config.CPU_NAME, config.CPU_FEATURES, config.DEBUGINFO_DEFAULT)
 
 
 def _run_units(result: Any, kinds: Sequence[Any]) -> Any:

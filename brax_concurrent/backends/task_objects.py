@@ -1,0 +1,63 @@
+"""Machine code of tasks' kernels on the CPU, kept on disk between processes."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from llvmlite import binding
+
+from brax_concurrent.backends import cpu
+from brax_concurrent.backends.arguments import ArgumentType
+from brax_concurrent.backends.fingerprint import fingerprint
+from brax_concurrent.backends.native import source_hash
+from brax_concurrent.backends.objects import ObjectCache
+
+
+def kept(function: Callable[..., Any], arguments: Sequence[ArgumentType], options: object) -> cpu.Code | None:
+    """The code of an earlier process; None if there is none, or it may not be kept.
+
+    Args:
+      function: the kernel's.
+      arguments: their types.
+      options: what else the code depends on.
+    """
+    symbol = _symbol(function, arguments, options)
+    code = None if symbol is None else ObjectCache().get(symbol)
+    return None if symbol is None or code is None else cpu.Code(symbol, code)
+
+
+def keep(
+    function: Callable[..., Any], arguments: Sequence[ArgumentType], options: object, entry: str, text: str
+) -> cpu.Code | None:
+    """Make machine code of LLVM IR that Numba has optimised, and keep it; None if it may not be kept.
+
+    Args:
+      function, arguments, options: see `kept`.
+      entry: the name of the function in `text` that is the task's code.
+      text: LLVM IR with all that it calls but Numba's runtime.
+    """
+    symbol = _symbol(function, arguments, options)
+    if symbol is None:
+        return None
+    named = re.sub(rf'@(?:"{re.escape(entry)}"|{re.escape(entry)}\b)', f"@{symbol}", text)
+    module = binding.parse_assembly(named, binding.create_context())
+    machine = cpu.target_machine()
+    code = machine.emit_object(module)
+    ObjectCache().put(symbol, code)
+    return cpu.Code(symbol, code)
+
+
+def _symbol(function: Callable[..., Any], arguments: Sequence[ArgumentType], options: object) -> str | None:
+    """A hash of all that the code depends on, the place in the source too: exceptions tell it."""
+    made_of = fingerprint(function)
+    if made_of is None:
+        return None
+    place = (function.__code__.co_filename, function.__code__.co_firstlineno)
+    content = (made_of, place, tuple(arguments), options, cpu.target(), source_hash(__file__, _COMPILER))
+    return "t" + hashlib.sha256(repr(content).encode()).hexdigest()[:24]
+
+
+_COMPILER = __file__.replace("task_objects", "task_cpu")
