@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from brax_concurrent.envs import MixedEnv, State, Task, list_envs, make
     from brax_concurrent.envs.policy import MlpPolicy
     from brax_concurrent.envs.simulator import Simulator
+    from brax_concurrent.networks.graph import Graph
+    from brax_concurrent.networks.network import Network
+    from brax_concurrent.networks.registry import list_networks, make_network
     from brax_concurrent.scheduler.kernel import kernel
     from brax_concurrent.scheduler.stream import TaskError, TaskStream
     from brax_concurrent.training.rollout import Rollout, rollout
@@ -20,8 +23,10 @@ if TYPE_CHECKING:
 __version__ = "0.1.0.dev0"
 
 __all__ = [
+    "Graph",
     "MixedEnv",
     "MlpPolicy",
+    "Network",
     "Rollout",
     "Simulator",
     "State",
@@ -30,12 +35,18 @@ __all__ = [
     "TaskStream",
     "kernel",
     "list_envs",
+    "list_networks",
     "make",
+    "make_network",
     "rollout",
     "tune",
 ]
 
 _HOMES = {
+    "Graph": "brax_concurrent.networks.graph",
+    "Network": "brax_concurrent.networks.network",
+    "list_networks": "brax_concurrent.networks.registry",
+    "make_network": "brax_concurrent.networks.registry",
     "MixedEnv": "brax_concurrent.envs",
     "MlpPolicy": "brax_concurrent.envs.policy",
     "Rollout": "brax_concurrent.training.rollout",

@@ -19,6 +19,11 @@ CASES = {
         {"count": 5, "size": 8},
         r"35 tasks, 13 one after the other; largest error \d\.\de-1[3-6]\n",
     ),
+    "custom_network.py": (
+        {"batch": 12, "size": 16, "channels": 4},
+        r"two_branches: 908 parameters, 228 tasks for 12 images\n"
+        r"\d+ took coarse\n\d+ took fine\n\d+ took fine and coarse\nlargest difference from JAX: \de-0[5-9]\n",
+    ),
     "demo.py": (
         {"num_envs": 16, "length": 30, "batches": 2, "robots": ("halfcheetah", "walker2d")},
         r"16 environments of each robot, 2 batches of 30 steps, on \S+\n"

@@ -1,4 +1,4 @@
-"""The command `brax-concurrent`: roll robots out, list, show, check, measure, tune, trace and train them."""
+"""The command `brax-concurrent`: robots rolled out, shown, checked, measured, traced, trained; networks inferred."""
 
 from __future__ import annotations
 
@@ -8,7 +8,19 @@ import sys
 from collections.abc import Sequence
 
 from brax_concurrent import __version__
-from brax_concurrent.cli import bench, check, check_footprints, envs, evaluate, render, rollout, trace, train, tune
+from brax_concurrent.cli import (
+    bench,
+    check,
+    check_footprints,
+    envs,
+    evaluate,
+    infer,
+    render,
+    rollout,
+    trace,
+    train,
+    tune,
+)
 from brax_concurrent.cli.common import FAILED, INTERRUPTED, CommandError
 
 EXAMPLES = """\
@@ -25,6 +37,7 @@ examples:
   brax-concurrent trace ant --out trace.json
   brax-concurrent train halfcheetah --steps 3e6 --out runs/halfcheetah
   brax-concurrent evaluate runs/halfcheetah --in ours gymnasium --episodes 20
+  brax-concurrent infer instanas --batch 1 --scheduler hw
 
 exit codes: 0 done; 1 a check failed, a run broke off or a file could not be read or written; 2 wrong arguments;
 130 interrupted (Ctrl-C)
@@ -63,6 +76,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"brax-concurrent {__version__}")
     subparsers = parser.add_subparsers(metavar="COMMAND", required=True)
-    for command in (rollout, envs, render, check, check_footprints, bench, tune, trace, train, evaluate):
+    for command in (rollout, envs, render, check, check_footprints, bench, tune, trace, train, evaluate, infer):
         command.add_parser(subparsers)
     return parser

@@ -149,7 +149,8 @@ def _gate(layer: Layer, _: list[Any], values: Values) -> Any:
 
 def _any(layer: Layer, _: list[Any], values: Values) -> Any:
     pairs = zip(layer.inputs, layer.attributes["indices"], strict=True)
-    return jnp.stack([values[tensor][index] != 0 for tensor, index in pairs]).any().astype(jnp.int32)[None]
+    found = jnp.stack([values[tensor][index] != 0 for tensor, index in pairs]).any()
+    return (found if layer.kind == "any" else ~found).astype(jnp.int32)[None]
 
 
 def _mix(layer: Layer, weights: list[Any], values: Values) -> Any:
@@ -172,5 +173,6 @@ _KINDS: dict[str, Callable[[Layer, list[Any], Values], Any]] = {
     "softmax": lambda layer, _, values: jax.nn.softmax(values[layer.inputs[0]], axis=-1),
     "gate": _gate,
     "any": _any,
+    "none": _any,
     "mix": _mix,
 }

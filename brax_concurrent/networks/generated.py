@@ -167,11 +167,11 @@ def {name}(unit, {", ".join([*xs, *others])}, y):
 
 
 @functools.cache
-def some(inputs: int) -> Kernel:
-    """Whether one of so many flags is not 0."""
-    flags = [f"flag{i}" for i in range(inputs)]
+def some(inputs: int, negated: bool = False) -> Kernel:
+    """Whether one of so many flags is not 0; negated: whether none is."""
+    flags, name = [f"flag{i}" for i in range(inputs)], f"{'none' if negated else 'any'}_{inputs}"
     source = f"""
-def any_{inputs}(unit, {", ".join(flags)}, y):
-    y[0] = 1 if {" or ".join(f"{flag}[0] != 0" for flag in flags)} else 0
+def {name}(unit, {", ".join(flags)}, y):
+    y[0] = {int(not negated)} if {" or ".join(f"{flag}[0] != 0" for flag in flags)} else {int(negated)}
 """
-    return _define(f"any_{inputs}", source, flags)
+    return _define(name, source, flags)

@@ -85,6 +85,7 @@ class Graph:
         norm: bool = True,
         bias: bool = False,
         gain: float = 1.0,
+        bias_mean: float = 0.0,
         name: str | None = None,
     ) -> Tensor:
         """Convolution, with bias or batch norm, and what is applied to the result.
@@ -100,13 +101,14 @@ class Graph:
           norm: there is a batch norm behind it, folded into weights and a bias.
           bias: there is a bias of its own.
           gain: of seeded weights: how much their standard deviation differs from He's, sqrt(2 / inputs).
+          bias_mean: of a seeded bias.
           name: of the layer; None: one is made up.
         """
         size = as_pair(kernel)
         height, width, pads = self._window(x, size, stride, padding, dilation)
         inputs = size[0] * size[1] * x.channels
         name = self._new_name("conv", name)
-        weights = self._weights(name, (*size, x.channels, channels), inputs, gain, norm or bias, norm)
+        weights = self._weights(name, (*size, x.channels, channels), inputs, gain, norm or bias, norm, bias_mean)
         return self._add(
             "conv", name, (x,), (height, width, channels), weights, height * width * channels * inputs,
             stride=stride, pads=pads, dilation=dilation, activation=as_activation(activation),
@@ -191,12 +193,13 @@ class Graph:
         norm: bool = False,
         bias: bool = True,
         gain: float = 1.0,
+        bias_mean: float = 0.0,
         name: str | None = None,
     ) -> Tensor:
         """A matrix times a vector; arguments as in `conv`."""
         vector_size(x)
         name = self._new_name("dense", name)
-        weights = self._weights(name, (x.channels, channels), x.channels, gain, norm or bias, norm)
+        weights = self._weights(name, (x.channels, channels), x.channels, gain, norm or bias, norm, bias_mean)
         return self._add(
             "dense", name, (x,), (channels,), weights, x.channels * channels, activation=as_activation(activation)
         )
@@ -324,9 +327,11 @@ class Graph:
 
     def any(self, flags: Sequence[Flag], *, name: str | None = None) -> Flag:
         """A flag that is 1 where one of those is not 0."""
-        indices = tuple(flag.index for flag in flags)
-        tensors = tuple(flag.tensor for flag in flags)
-        return Flag(self._add("any", self._new_name("any", name), tensors, (1,), dtype="int32", indices=indices), 0)
+        return self._flag("any", flags, name)
+
+    def none(self, flags: Sequence[Flag], *, name: str | None = None) -> Flag:
+        """A flag that is 1 where all of those are 0."""
+        return self._flag("none", flags, name)
 
     @contextlib.contextmanager
     def when(self, flag: Flag) -> Iterator[None]:
@@ -390,15 +395,22 @@ class Graph:
         return found
 
     def _weights(
-        self, name: str, shape: tuple[int, ...], inputs: int, gain: float, bias: bool, norm: bool
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        inputs: int,
+        gain: float,
+        bias: bool,
+        norm: bool,
+        bias_mean: float = 0.0,
     ) -> tuple[str, ...]:
         self.parameters[f"{name}.weight"] = Parameter(shape, 0.0, gain * math.sqrt(2.0 / inputs))
         if norm:  # scale and shift; the shift is the bias
             self.batch_norms += shape[-1]
-        return (f"{name}.weight", *(self._bias(name, shape[-1]) if bias else ()))
+        return (f"{name}.weight", *(self._bias(name, shape[-1], bias_mean) if bias else ()))
 
-    def _bias(self, name: str, channels: int) -> tuple[str, ...]:
-        self.parameters[f"{name}.bias"] = Parameter((channels,), 0.0, 0.1)
+    def _bias(self, name: str, channels: int, mean: float = 0.0) -> tuple[str, ...]:
+        self.parameters[f"{name}.bias"] = Parameter((channels,), mean, 0.1)
         return (f"{name}.bias",)
 
     def _window(
@@ -412,6 +424,10 @@ class Graph:
             (n + sum(pad) - span) // stride + 1 for n, span, pad in zip((height, width), spans, pads, strict=True)
         ]
         return counts[0], counts[1], pads
+
+    def _flag(self, kind: str, flags: Sequence[Flag], name: str | None) -> Flag:
+        indices, tensors = tuple(flag.index for flag in flags), tuple(flag.tensor for flag in flags)
+        return Flag(self._add(kind, self._new_name(kind, name), tensors, (1,), dtype="int32", indices=indices), 0)
 
     def _pool(
         self, kind: str, x: Tensor, size: tuple[int, int], stride: int, padding: Padding, name: str | None

@@ -42,7 +42,13 @@ class Entry:
         return import_module(f"{__package__}.{self.module}")
 
 
-NETWORKS: dict[str, Entry] = {}
+def _entry(module: str, dynamic: bool, **small: Any) -> Entry:
+    return Entry(module, dynamic, MappingProxyType(small))
+
+
+NETWORKS: dict[str, Entry] = {
+    "instanas": _entry("instanas", True, input_shape=(16, 16, 3), stem=8, head=32, stages=((8, 2, 1), (12, 2, 2))),
+}
 
 
 def list_networks() -> list[str]:

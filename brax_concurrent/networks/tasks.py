@@ -194,7 +194,7 @@ def _gate(r: _Recorder) -> None:
 def _any(r: _Recorder) -> None:
     pairs = zip(r.layer.inputs, r.layer.attributes["indices"], strict=True)
     flags = {f"flag{i}": r.memory.flag(Flag(tensor, index)) for i, (tensor, index) in enumerate(pairs)}
-    r.add(generated.some(len(flags)), 1, y=r.memory.flags(r.layer.output), **flags)
+    r.add(generated.some(len(flags), r.layer.kind == "none"), 1, y=r.memory.flags(r.layer.output), **flags)
 
 
 def _mix(r: _Recorder) -> None:
@@ -224,5 +224,6 @@ _KINDS: dict[str, Callable[[_Recorder], None]] = {
     "softmax": _softmax,
     "gate": _gate,
     "any": _any,
+    "none": _any,
     "mix": _mix,
 }

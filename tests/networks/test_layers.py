@@ -139,16 +139,17 @@ def test_gates_open_what_exceeds_the_threshold_or_else_the_largest_of_a_group(lo
     assert np.asarray(as_jax(g)({}, image)["flags"]).tolist() == expected
 
 
-def test_a_flag_of_several_is_1_where_one_of_them_is():
+def test_a_flag_of_several_is_1_where_one_of_them_is_or_none():
     g = Graph("toy", (1, 1, 3))
     flags = g.gate(vector(g), groups=0)
-    some = g.any([flags[0], flags[2]])
-    g.output(some=some.tensor)
+    some, none = g.any([flags[0], flags[2]]), g.none([flags[0], flags[2]])
+    g.output(some=some.tensor, none=none.tensor)
     network = Network(g)
-    for logits, expected in (([-1, 1, -1], 0), ([1, -1, -1], 1), ([-1, -1, 1], 1)):
+    for logits, expected in (([-1, 1, -1], 0), ([1, -1, -1], 1), ([-1, -1, 1], 1), ([1, -1, 1], 1)):
         image = np.array(logits, np.float32).reshape(1, 1, 3)
-        assert network(image, "serial")["some"].tolist() == [expected]
-        assert np.asarray(as_jax(g)({}, image)["some"]).tolist() == [expected]
+        for found in (network(image, "serial"), as_jax(g)({}, image)):
+            assert (found["some"].tolist(), found["none"].tolist()) == ([expected], [1 - expected])
+            assert found["none"].dtype == np.int32
 
 
 def test_what_is_not_a_number_stays_so():
