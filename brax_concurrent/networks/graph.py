@@ -433,6 +433,9 @@ class Graph:
         self, kind: str, x: Tensor, size: tuple[int, int], stride: int, padding: Padding, name: str | None
     ) -> Tensor:
         height, width, pads = self._window(x, size, stride, padding, 1)
+        for count, n, span, (low, _) in zip((height, width), x.shape, size, pads, strict=False):
+            if low >= span or (count - 1) * stride - low >= n:
+                raise ValueError(f"{self.name}: {kind}: with padding {pads} a window lies outside of {x.shape}")
         return self._add(
             kind, self._new_name(kind, name), (x,), (height, width, x.channels), size=size, stride=stride, pads=pads
         )

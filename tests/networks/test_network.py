@@ -9,6 +9,7 @@ from brax_concurrent.networks.graph import Graph
 from brax_concurrent.networks.images import random_images
 from brax_concurrent.networks.memory import plan_memory
 from brax_concurrent.networks.network import Network
+from brax_concurrent.networks.registry import NETWORKS, list_networks, make_network
 from brax_concurrent.networks.weights import seeded_weights
 
 jax.config.update("jax_platforms", "cpu")
@@ -52,7 +53,7 @@ def test_images_take_their_own_paths_and_get_jaxs_results(graph):
 def test_the_kernels_that_run_are_those_that_the_gates_choose(graph, tmp_path):
     network = Network(graph)
     for scheduler in ("serial", "sw", "hw"):
-        for image in random_images(SHAPE, 4, seed=3):
+        for image in random_images(SHAPE, 2, seed=3):
             network.load(image)
             timeline = network.run(scheduler, trace=tmp_path / "trace.json")
             ran = {each.task for each in timeline.intervals if not each.skipped}
@@ -187,6 +188,8 @@ def test_blocks_under_flags_do_not_nest():
         (lambda g: g.concat([g.input, g.conv(g.input, 4, stride=2)]), "concat: expected equal heights"),
         (lambda g: g.resize(g.input, (6, 24)), "it only enlarges"),
         (lambda g: g.resize(g.input, (24, 24), "cubic"), "method: expected one of linear, nearest"),
+        (lambda g: g.avg_pool(g.input, 1, padding=1), "a window lies outside"),
+        (lambda g: g.max_pool(g.input, 2, stride=2, padding=((0, 2), (0, 0))), "a window lies outside"),
         (lambda g: g.multiply(g.input, g.dense(g.global_pool(g.input), 4)), "multiply: expected 3 scales"),
         (lambda g: g.gate(g.global_pool(g.input), groups=2), "groups: expected a divisor of 3"),
         (lambda g: g.merge([g.input], []), "merge: expected a flag for each tensor"),
@@ -196,3 +199,25 @@ def test_blocks_under_flags_do_not_nest():
 def test_layers_that_do_not_fit_are_refused(build, message):
     with pytest.raises(ValueError, match=message):
         build(Graph("toy", SHAPE))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", list_networks())
+def test_a_network_gets_jaxs_results_on_paths_of_the_images_own(name):
+    g = make_network(name, **NETWORKS[name].small)
+    weights = seeded_weights(g)
+    network, expected = Network(g, weights, device="cpu"), jax.jit(as_jax(g))
+    paths = set()
+    for image in random_images(g.input.shape, 20):
+        found, wanted = network(image), expected(weights, image)
+        for output, array in wanted.items():
+            assert np.abs(found[output] - array).max() <= 1e-4 * np.abs(array).max()
+        paths.add(tuple(layer.name for layer in network.ran()))
+    assert (len(paths) >= 15) == NETWORKS[name].dynamic
+
+
+def test_networks_that_are_not_known_are_told():
+    with pytest.raises(ValueError, match="did you mean 'nasnet'"):
+        make_network("nasnets")
+    with pytest.raises(TypeError, match="squeezenet: expected arguments among image_size"):
+        make_network("squeezenet", width=3)
