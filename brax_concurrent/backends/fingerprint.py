@@ -29,7 +29,13 @@ def fingerprint(function: Callable[..., Any]) -> str | None:
     code = function.__code__
     if code.co_freevars or any(isinstance(each, types.CodeType) for each in code.co_consts):
         return None
-    parts = [sys.version.split()[0], *_versions(), function.__name__, code.co_code.hex(), repr(code.co_varnames)]
+    parts = [
+        f"Python {sys.version_info[:2]}",
+        *_versions(),
+        function.__name__,
+        code.co_code.hex(),
+        repr(code.co_varnames),
+    ]
     parts += [
         str(code.co_argcount),
         repr(code.co_names),

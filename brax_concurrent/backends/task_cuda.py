@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import dataclasses
 import functools
 import hashlib
+import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from ctypes import byref, c_int, c_size_t, c_uint64, c_void_p
 from dataclasses import dataclass
@@ -27,9 +29,12 @@ from numba.cuda.extending import intrinsic
 
 from brax_concurrent.backends import cuda_calls, cuda_driver, intrinsics, nvvm
 from brax_concurrent.backends.arguments import Argument, ArgumentType, ArrayArgument, KernelError, ScalarArgument
+from brax_concurrent.backends.cuda import target
 from brax_concurrent.backends.cuda_calls import Functions, error_text, launch_kernel
 from brax_concurrent.backends.intrinsics import load_i64
 from brax_concurrent.backends.native import WORD, compile_callback, source_hash
+from brax_concurrent.backends.objects import ObjectCache
+from brax_concurrent.backends.task_objects import task_key
 
 BLOCK = 128  # threads of a block
 MAX_GRID = (1 << 31) - 1  # blocks of a launch
@@ -92,7 +97,8 @@ def compile_task(
 ) -> CudaCode:
     """Machine code of a scalar function `function(unit, *arguments)`.
 
-    No GPU is needed, unless it calls other compiled functions: for those Numba asks the current GPU what it is.
+    It is kept on disk between processes, where what it computes follows from the function alone. No GPU is needed,
+    unless it calls other compiled functions: for those Numba asks the current GPU what it is.
 
     As usual with Numba on a GPU, division by zero gives infinity or NaN and indices are not checked. A multiplication
     and an addition may be contracted into one operation, so bits may differ from the CPU's.
@@ -106,6 +112,36 @@ def compile_task(
     Raises:
       KernelError: Numba or NVIDIA's compilers refuse it, it stores into a read-only array, or returns something.
     """
+    made_for = (target(compute_capability), fastmath, source_hash(__file__))
+    key = task_key(function, arguments, made_for)
+    kept = None if key is None else ObjectCache().get(f"g{key}")
+    if kept is not None:
+        return _unpacked(function.__name__, kept)
+    code = _compile_task(function, arguments, compute_capability, fastmath)
+    if key is not None:
+        ObjectCache().put(f"g{key}", _packed(code))
+    return code
+
+
+def _packed(code: CudaCode) -> bytes:
+    """Compiled code as bytes: a line of JSON, the machine code, the PTX."""
+    head = {"symbol": code.symbol, "cubin": len(code.cubin), "resources": dataclasses.asdict(code.resources)}
+    return json.dumps(head).encode() + b"\n" + code.cubin + code.ptx.encode()
+
+
+def _unpacked(name: str, data: bytes) -> CudaCode:
+    line, _, rest = data.partition(b"\n")
+    head = json.loads(line)
+    cubin, ptx = rest[: head["cubin"]], rest[head["cubin"] :].decode()
+    return CudaCode(name, head["symbol"], ptx, cubin, nvvm.Resources(**head["resources"]))
+
+
+def _compile_task(
+    function: Callable[..., Any],
+    arguments: Sequence[ArgumentType],
+    compute_capability: tuple[int, int],
+    fastmath: bool,
+) -> CudaCode:
     name = function.__name__
     kinds = tuple(each.numba_type() for each in arguments)
     try:

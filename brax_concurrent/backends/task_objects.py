@@ -1,4 +1,4 @@
-"""Machine code of tasks' kernels on the CPU, kept on disk between processes."""
+"""Code of tasks' kernels, kept on disk between processes: machine code for the CPU, and the key for other code."""
 
 from __future__ import annotations
 
@@ -51,13 +51,26 @@ def keep(
 
 
 def _symbol(function: Callable[..., Any], arguments: Sequence[ArgumentType], options: object) -> str | None:
-    """A hash of all that the code depends on, the place in the source too: exceptions tell it."""
+    key = task_key(function, arguments, (options, cpu.target(), source_hash(__file__, _COMPILER)))
+    return None if key is None else f"t{key}"
+
+
+def task_key(function: Callable[..., Any], arguments: Sequence[ArgumentType], made_for: object) -> str | None:
+    """A hash of all that a kernel's code depends on; None if the function does not tell it all.
+
+    The function's place in the source is part of it: exceptions tell where they come from.
+
+    Args:
+      function: the kernel's.
+      arguments: their types.
+      made_for: what else the code depends on: options, the device, compilers; equal in every process.
+    """
     made_of = fingerprint(function)
     if made_of is None:
         return None
     place = (function.__code__.co_filename, function.__code__.co_firstlineno)
-    content = (made_of, place, tuple(arguments), options, cpu.target(), source_hash(__file__, _COMPILER))
-    return "t" + hashlib.sha256(repr(content).encode()).hexdigest()[:24]
+    content = (made_of, place, tuple(arguments), made_for)
+    return hashlib.sha256(repr(content).encode()).hexdigest()[:24]
 
 
 _COMPILER = __file__.replace("task_objects", "task_cpu")

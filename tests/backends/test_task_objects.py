@@ -74,3 +74,19 @@ def test_a_damaged_file_is_compiled_again(folder):
     (path,) = [path for path in folder.rglob("t*") if path.is_file()]
     path.write_bytes(path.read_bytes()[:-100])
     np.testing.assert_array_equal(run(kernel(), [4.0]), expected)
+
+
+def test_a_gpus_kernel_is_compiled_once(folder, monkeypatch):
+    pytest.importorskip("cuda.bindings.nvvm", reason="numba-cuda with NVIDIA's compilers is not installed")
+    from brax_concurrent.backends import task_cuda
+    from brax_concurrent.backends.arguments import ArgumentType
+
+    def compiled(fastmath=False):
+        kinds = [ArgumentType("float64", 1, readonly=True), ArgumentType("float64", 1), ArgumentType("float64")]
+        return task_cuda.compile_task(kernel().function, kinds, (9, 0), fastmath=fastmath)
+
+    expected = compiled()
+    monkeypatch.setattr(task_cuda, "_compile_task", lambda *_: (_ for _ in ()).throw(AssertionError("compiled again")))
+    assert compiled() == expected
+    with pytest.raises(AssertionError, match="compiled again"):
+        compiled(fastmath=True)
