@@ -14,11 +14,10 @@ from brax_concurrent.networks.tensors import Flag, Layer, Tensor
 from brax_concurrent.scheduler.kernel import Kernel
 from brax_concurrent.scheduler.stream import TaskStream
 
-# How many pixels and channels a unit of a convolution may compute on a GPU, the largest first; and how many units there
+# What a unit of a convolution may compute on a GPU, see `generated.conv`, the largest first; and how many units there
 # should be at least: the more, the more of the GPU's threads have something to do.
-_BLOCKS = ((4, 4), (2, 4), (1, 4), (1, 2), (1, 1))
+BLOCKS_OF_GPU = ((4, 4, False), (2, 4, False), (1, 4, False), (1, 2, False), (1, 1, False))
 _UNITS_OF_GPU = 32768
-_BLOCK_OF_CPU = (1, 4)
 
 
 @dataclass(frozen=True)
@@ -91,20 +90,22 @@ def _dense(r: _Recorder) -> None:
 
 def _add_conv(r: _Recorder, x: Any, filters: Any, bias: list[Any], y: Any, **numbers: np.int64) -> None:
     height, width, count = y.shape
-    on_gpu = r.memory.device == "cuda"
-    pixels, channels = gpu_block(height, width, count) if on_gpu else _BLOCK_OF_CPU
-    kernel = generated.conv(pixels, channels, not on_gpu, bool(bias), r.activation())
+    pixels, channels, adjacent = conv_block(r.memory.device, height, width, count)
+    kernel = generated.conv(pixels, channels, adjacent, bool(bias), r.activation())
     units = height * -(-width // pixels) * -(-count // channels)
     biased = {"b": bias[0]} if bias else {}
     r.add(kernel, units, x=x, w=filters, y=y, **biased, **numbers)
 
 
-def gpu_block(height: int, width: int, channels: int) -> tuple[int, int]:
-    """Pixels and channels of a convolution's unit on a GPU: the largest block of which there are enough."""
-    for pixels, count in _BLOCKS:
+def conv_block(device: str, height: int, width: int, channels: int) -> tuple[int, int, bool]:
+    """Pixels and channels of a unit, and whether the channels are neighbours, of a convolution with such a result."""
+    if device == "cpu":
+        return 1, 4, True
+    for block in BLOCKS_OF_GPU:
+        pixels, count, _ = block
         if height * -(-width // pixels) * -(-channels // count) >= _UNITS_OF_GPU:
-            return pixels, count
-    return _BLOCKS[-1]
+            return block
+    return BLOCKS_OF_GPU[-1]
 
 
 def _depthwise(r: _Recorder) -> None:

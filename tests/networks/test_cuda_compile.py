@@ -1,0 +1,53 @@
+"""Networks' kernels compile for a GPU, without one, and need no more registers than leave it work to switch to."""
+
+import jax
+import numpy as np
+import pytest
+
+from brax_concurrent.networks.network import Network
+from brax_concurrent.networks.registry import NETWORKS, make_network
+
+pytest.importorskip("cuda.bindings.nvvm", reason="numba-cuda with NVIDIA's compilers is not installed")
+task_cuda = pytest.importorskip("brax_concurrent.backends.task_cuda")
+
+jax.config.update("jax_platforms", "cpu")
+
+MOST_REGISTERS = 128  # with 128 threads to a block, four blocks to a multiprocessor
+
+
+class OnGpu:
+    """An array that says it is on a GPU."""
+
+    def __init__(self, array):
+        self.array, self.shape, self.size = array, array.shape, array.size
+
+    @property
+    def __cuda_array_interface__(self):
+        return {**self.array.__array_interface__, "version": 3, "strides": self.array.strides}
+
+    def __getitem__(self, index):
+        return OnGpu(self.array[index])
+
+    def reshape(self, shape):
+        return OnGpu(self.array.reshape(shape))
+
+    def copy_to_device(self, values):
+        self.array[...] = values
+
+    def copy_to_host(self):
+        return self.array.copy()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["instanas", "nasnet"])
+def test_kernels_compile_for_a_gpu(name, monkeypatch):
+    monkeypatch.setattr(task_cuda, "empty", lambda shape, dtype: OnGpu(np.zeros(shape, dtype)))
+    network = Network(make_network(name, **NETWORKS[name].small), device="cuda")
+    assert network.stream.device == "cuda"
+    kinds = {(call.kernel, call.types()) for call in network.stream._calls}
+    assert len(kinds) >= 8
+    for kernel, types in kinds:
+        code = task_cuda.compile_task(kernel.function, types, (9, 0))
+        assert code.resources.registers <= MOST_REGISTERS, kernel.name
+        assert not code.resources.spill_stores, kernel.name
+        assert "f64" not in "".join(line for line in code.ptx.splitlines() if ".f64" in line), kernel.name
