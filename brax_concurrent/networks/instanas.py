@@ -113,13 +113,14 @@ def instanas(
         raise ValueError(f"instanas: input_shape: expected multiples of 4 for height and width, got {input_shape}")
     graph, checked = Graph("instanas", input_shape), _checked(stages)
     flags = _controller(graph, controller, sum(stage.cells for stage in checked))
+    paths = _paths(graph, flags, checked)
     x = graph.conv(graph.input, stem, 3, padding=1, activation="relu", name="stem")
     number, growth = 0, 1.0
     for stage in checked:
-        for index in range(stage.cells):
-            own = flags[number * len(CANDIDATES) : (number + 1) * len(CANDIDATES)]
+        for _ in range(stage.cells):
+            own, none = paths[number]
             name = f"cell{number}"
-            x = _cell(graph, x, own, name) if index else _first_cell(graph, x, stage, own, growth, name)
+            x = _first_cell(graph, x, stage, own, growth, name) if none is None else _cell(graph, x, own, none, name)
             number += 1
         growth = _GROWTH ** (stage.cells - 1)
     x = graph.conv(x, head, 1, activation="relu", gain=1 / growth, name="head")
@@ -189,18 +190,30 @@ def _controller(graph: Graph, channels: tuple[int, int, int], cells: int) -> tup
     return graph.gate(logits, groups=0, name="choices")
 
 
+def _paths(graph: Graph, flags: Sequence[Flag], stages: Sequence[Stage]) -> list[tuple[tuple[Flag, ...], Flag | None]]:
+    """For each cell the flags of its candidates, and that of its input by itself; None for a stage's first cell.
+
+    All of them before the first cell: who reads flags on the host has them all when it has one.
+    """
+    found: list[tuple[tuple[Flag, ...], Flag | None]] = []
+    for index in (index for stage in stages for index in range(stage.cells)):
+        own, name = tuple(flags[len(CANDIDATES) * len(found) :][: len(CANDIDATES)]), f"cell{len(found)}"
+        if index:
+            found.append((own, graph.none(own, name=f"{name}.none")))
+        else:  # the plain convolutions run where they are chosen or no other is
+            no_other = graph.none(own[:-1], name=f"{name}.no_other")
+            found.append(((*own[:-1], graph.any([own[-1], no_other], name=f"{name}.plain_flag")), None))
+    return found
+
+
 def _first_cell(graph: Graph, x: Tensor, stage: Stage, flags: Sequence[Flag], growth: float, name: str) -> Tensor:
     """A stage's first cell: where none is chosen, the plain convolutions are."""
-    # They run where they are chosen or no other is.
-    no_other = graph.none(flags[:-1], name=f"{name}.no_other")
-    flags = [*flags[:-1], graph.any([flags[-1], no_other], name=f"{name}.plain_flag")]
     results = _candidates(graph, x, stage.channels, stage.stride, flags, (1 / growth, 0.7), name)
     return graph.merge(results, flags, name=name)
 
 
-def _cell(graph: Graph, x: Tensor, flags: Sequence[Flag], name: str) -> Tensor:
+def _cell(graph: Graph, x: Tensor, flags: Sequence[Flag], none: Flag, name: str) -> Tensor:
     """One of the cells after it: where none is chosen, its result is its input."""
-    none = graph.none(flags, name=f"{name}.none")
     results = _candidates(graph, x, x.channels, 1, flags, (1.0, _RESIDUAL_GAIN), name)
     # The input by itself, and once for each bottleneck chosen.
     by = [*flags[:-1], none]
