@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from brax_concurrent.networks.network import Network
     from brax_concurrent.networks.registry import list_networks, make_network
     from brax_concurrent.scheduler.kernel import kernel
+    from brax_concurrent.scheduler.run_streams import run_streams
     from brax_concurrent.scheduler.stream import TaskError, TaskStream
     from brax_concurrent.training.rollout import Rollout, rollout
     from brax_concurrent.training.tune import tune
@@ -39,6 +40,7 @@ __all__ = [
     "make",
     "make_network",
     "rollout",
+    "run_streams",
     "tune",
 ]
 
@@ -59,6 +61,7 @@ _HOMES = {
     "list_envs": "brax_concurrent.envs",
     "make": "brax_concurrent.envs",
     "rollout": "brax_concurrent.training.rollout",
+    "run_streams": "brax_concurrent.scheduler.run_streams",
     "tune": "brax_concurrent.training.tune",
 }
 

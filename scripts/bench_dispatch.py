@@ -11,8 +11,13 @@ The dispatcher that stays on the GPU costs the host one launch. What it costs th
 nothing, on all multiprocessors: the time of a launch until the GPU has finished, less that of a launch with half as
 many tasks, divided by the tasks between them. Independent tasks, which several gangs take at once, give the time of a
 task and multiprocessor; tasks of which each waits for the one before, the time from the end of a task to the end of its
-dependent. A CUDA Graph that is a chain of such kernels is measured in the same way. Records go to dispatch.jsonl in
-$OUT if it is set, else in benchmarks/.
+dependent. A CUDA Graph that is a chain of such kernels is measured in the same way.
+
+So are lists of tasks (bc.TaskStream), of one block each, under "hw", whose one window serves all multiprocessors, and
+under "graph": what independent ones cost, those of a chain, and those that a predicate skips. A dependent starts on
+another multiprocessor, as a rule: on that of the worker that has waited longest.
+
+Records go to dispatch.jsonl in $OUT if it is set, else in benchmarks/.
 """
 
 from __future__ import annotations
@@ -29,6 +34,7 @@ import _records
 import gpu_smoke
 import jax
 import jax.numpy as jnp
+import numpy as np
 from llvmlite import ir
 
 import brax_concurrent as bc
@@ -142,7 +148,7 @@ def measure_dispatcher(repeats: int) -> None:
     for what, conflicts in (("independent", frozenset[tuple[str, str]]()), ("dependent", None)):
         short, long = (wall_times(idle_program(steps, conflicts), num_envs, repeats) for steps in (few, many))
         samples = [(b - a) / (8 * (many - few)) for a, b in zip(short, long, strict=True)]
-        against = (
+        against: dict[str, Any] = (
             {}
             if what == "independent"
             else {"baseline": "graph", "ratio": statistics.median(node) / statistics.median(samples)}
@@ -160,18 +166,64 @@ def graph_node_times(repeats: int) -> list[float]:
     return [(b - a) / (20 * len(program.ops)) for a, b in zip(short, long, strict=True)]
 
 
-def record_gpu(what: str, scheduler: str, samples: list[float], **against: Any) -> None:
+@bc.kernel(reads=("y",), writes=("y",))
+def idle(unit: int, y: Any) -> None:
+    """What a task of a list does: nothing."""
+
+
+def idle_list(tasks: int, what: str) -> bc.TaskStream:
+    """So many tasks of one block.
+
+    Each is on a cell of its own, all are on the same if they are "dependent"; if they are "skipped", their predicate is
+    0.
+    """
+    stream, other = bc.TaskStream(), bc.TaskStream()  # memory of another stream: nobody has to write it first
+    memory = other.empty(2 * tasks, np.float32, device="cuda")
+    flag = other.empty(1, np.int32, device="cuda")
+    flag.copy_to_device(np.zeros(1, np.int32))
+    for task in range(tasks):
+        place = 0 if what == "dependent" else 2 * task
+        stream.add(idle, units=1, y=memory[place : place + 1], predicate=flag if what == "skipped" else None)
+    return stream
+
+
+def list_times(tasks: int, what: str, scheduler: str, repeats: int) -> list[float]:
+    """Nanoseconds of a list's runs."""
+    stream, times = idle_list(tasks, what), []
+    for _ in range(repeats + 3):
+        start = time.perf_counter()
+        stream.run(scheduler)
+        times.append(1e9 * (time.perf_counter() - start))
+    return times[3:]
+
+
+def measure_lists(repeats: int) -> None:
+    """Print and record what a task of a list costs the GPU, with one window for all multiprocessors and as a graph."""
+    few, many = 1000, 3000
+    for what in ("independent", "dependent", "skipped"):
+        found = {}
+        for scheduler in ("graph", "hw"):
+            short, long = (list_times(tasks, what, scheduler, repeats) for tasks in (few, many))
+            found[scheduler] = [(b - a) / (many - few) for a, b in zip(short, long, strict=True)]
+        ratio = statistics.median(found["graph"]) / statistics.median(found["hw"])
+        record_gpu(what, "graph", found["graph"], True)
+        record_gpu(what, "hw", found["hw"], True, baseline="graph", ratio=ratio)
+
+
+def record_gpu(what: str, scheduler: str, samples: list[float], is_list: bool = False, **against: Any) -> None:
     """Print and record the time of a task on the GPU."""
-    median = statistics.median(samples)
-    print(f"{what:12} {scheduler:6} {median:7.1f} ns a task", flush=True)
-    detail = {"tasks": what, "multiprocessors": 1 if scheduler == "graph" else cuda_driver.multiprocessors()}
+    median, name = statistics.median(samples), "list" if is_list else "idle"
+    print(f"{name:5} {what:12} {scheduler:6} {median:7.1f} ns a task", flush=True)
+    alone = scheduler == "graph" and not is_list
+    detail = {"tasks": what, "multiprocessors": 1 if alone else cuda_driver.multiprocessors()}
     _records.append(
-        *("dispatch", "idle", median, "ns of the GPU/task", (max(samples) - min(samples)) / 2, len(samples)),
+        *("dispatch", name, median, "ns of the GPU/task", (max(samples) - min(samples)) / 2, len(samples)),
         **against,
         backend="cuda",
         scheduler=scheduler,
-        granularity="stage",
-        num_envs=32,
+        num_envs=None if is_list else 32,
+        batch=1 if is_list else None,
+        granularity=None if is_list else "stage",
         detail=detail,
         directory=os.environ.get("OUT"),
     )
@@ -187,6 +239,7 @@ def main() -> None:
     given = parser.parse_args()
     if given.only != "host":
         measure_dispatcher(given.repeats)
+        measure_lists(given.repeats)
     for robot in given.robots if given.only != "gpu" else ():
         env = bc.make(robot, 32, backend="cuda")
         part = short_tasks(gpu_smoke.step_part(env, "stage", 128))

@@ -22,7 +22,7 @@ def result(found=model_check.CLEAN, bug="", looks_for=SAFETY, untried=(), size="
 def test_spin_finds_no_error_but_every_planted_one(capsys):
     assert model_check.main([]) == 0
     lines = capsys.readouterr().out.splitlines()
-    rows = [line for line in lines if line.startswith(("| dispatcher", "| units"))]
+    rows = [line for line in lines if line.startswith(("| dispatcher", "| units", "| log"))]
     assert sum("`BUG_" in line for line in rows) >= len(BUGS)
     assert all("no error" in line for line in rows if "`BUG_" not in line)
     assert {line.split(" | ")[0][2:] for line in rows} == SMALL_SIZES
@@ -82,7 +82,7 @@ def test_lines_that_no_size_reaches_are_an_error(capsys):
 
 def test_every_mistake_that_the_models_know_is_planted_and_described():
     readme = (MODELS / "README.md").read_text()
-    for model in ("dispatcher", "units"):
+    for model in ("dispatcher", "units", "log"):
         known = set(re.findall(r"\bBUG_(\w+)", (MODELS / f"{model}.pml").read_text()))
         assert known == {bug for bug, size in BUGS if size.startswith(model)}
         assert all(f"`BUG_{bug}`" in readme for bug in known)

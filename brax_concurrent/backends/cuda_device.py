@@ -24,7 +24,9 @@ _LETTERS = {ir.IntType(32): "r", ir.IntType(64): "l"}
 _TYPES = {32: (types.int32, ir.IntType(32)), 64: (types.int64, ir.IntType(64)), 0: (types.void, ir.VoidType())}
 
 
-def _assembly(name: str, text: str, result: int, arguments: Sequence[int], doc: str, memory: bool = True) -> Any:
+def _assembly(
+    name: str, text: str, result: int, arguments: Sequence[int], doc: str, memory: bool = True, together: bool = False
+) -> Any:
     """A function that is a piece of PTX.
 
     Args:
@@ -33,6 +35,7 @@ def _assembly(name: str, text: str, result: int, arguments: Sequence[int], doc: 
         result, arguments: their bits, 32 or 64, integers; 0: no result.
         doc: its docstring.
         memory: whether it touches memory or other threads; False: equal calls may be merged.
+        together: whether threads meet in it: the compiler must not copy it into branches that some of them take.
     """
     kinds = [_TYPES[bits] for bits in arguments]
     returned, low = _TYPES[result]
@@ -41,6 +44,8 @@ def _assembly(name: str, text: str, result: int, arguments: Sequence[int], doc: 
 
     def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         done = builder.asm(ir.FunctionType(low, [v.type for v in values]), text, constraints, list(values), memory)
+        if together:
+            set.add(done.attributes, "convergent")  # LLVM has it, llvmlite's list of attributes does not
         return done if result else context.get_dummy_value()
 
     names = [f"a{i}" for i in range(len(arguments))]
@@ -55,6 +60,9 @@ def _assembly(name: str, text: str, result: int, arguments: Sequence[int], doc: 
 
 
 load_shared = _assembly("load_shared", "ld.volatile.shared.b32 $0, [$1];", 32, [64], "An int32 of shared memory.")
+store_shared_word = _assembly(
+    "store_shared_word", "st.volatile.shared.b64 [$0], $1;", 0, [64, 64], "Write an int64 there."
+)
 store_shared = _assembly("store_shared", "st.volatile.shared.b32 [$0], $1;", 0, [64, 32], "Write an int32 there.")
 load_shared_word = _assembly(
     "load_shared_word", "ld.volatile.shared.b64 $0, [$1];", 64, [64], "An int64 of shared memory."
@@ -70,6 +78,15 @@ load_global = _assembly("load_global", "ld.volatile.global.b32 $0, [$1];", 32, [
 load_table = _assembly(
     "load_table", "ld.global.nc.b32 $0, [$1];", 32, [64], "An int32 of global memory that nobody writes.", memory=False
 )
+load_global_word = _assembly(
+    "load_global_word", "ld.volatile.global.b64 $0, [$1];", 64, [64], "An int64 of global memory."
+)
+load_constant = _assembly(
+    "load_constant", "ld.global.b32 $0, [$1];", 32, [64], "An int32 that nobody writes meanwhile.", memory=False
+)
+load_constant_word = _assembly(
+    "load_constant_word", "ld.global.b64 $0, [$1];", 64, [64], "An int64 that nobody writes meanwhile.", memory=False
+)
 store_global = _assembly("store_global", "st.volatile.global.b32 [$0], $1;", 0, [64, 32], "Write an int32 there.")
 store_global_word = _assembly(
     "store_global_word", "st.volatile.global.b64 [$0], $1;", 0, [64, 64], "Write an int64 there."
@@ -84,26 +101,59 @@ swap_global = _assembly(
     [64, 32, 32],
     "Write $3 to an int32 there if it is $2; what was there.",
 )
+swap_global_word = _assembly(
+    "swap_global_word",
+    "atom.global.cas.b64 $0, [$1], $2, $3;",
+    64,
+    [64, 64, 64],
+    "Write $3 to an int64 there if it is $2; what was there.",
+)
+count_global = _assembly(
+    "count_global", "red.global.add.u32 [$0], $1;", 0, [64, 32], "Add to an int32 there; nothing comes back."
+)
 barrier = _assembly(
-    "barrier", "bar.sync $0, $1;", 0, [32, 32], "Wait until so many threads have come to this barrier, 0 to 15."
+    "barrier",
+    "bar.sync $0, $1;",
+    0,
+    [32, 32],
+    "Wait until so many threads have come to this barrier, 0 to 15.",
+    together=True,
 )
 clock = _assembly("clock", "mov.u64 $0, %globaltimer;", 64, [], "Nanoseconds of the GPU's clock.")
 multiprocessor = _assembly("multiprocessor", "mov.u32 $0, %smid;", 32, [], "The number of this multiprocessor.")
 thread_index = _assembly("thread_index", "mov.u32 $0, %tid.x;", 32, [], "This thread's number in its block.", False)
 block_threads = _assembly("block_threads", "mov.u32 $0, %ntid.x;", 32, [], "Threads of a block.", False)
+remainder = _assembly(
+    "remainder", "rem.u32 $0, $1, $2;", 32, [32, 32], "$1 modulo $2, unsigned: no call of a function.", False
+)
 block_index = _assembly("block_index", "mov.u32 $0, %ctaid.x;", 32, [], "This block's number.", False)
 grid_blocks = _assembly("grid_blocks", "mov.u32 $0, %nctaid.x;", 32, [], "Blocks of the grid.", False)
 fence_block = _assembly("fence_block", "membar.cta;", 0, [], "What is above is seen by the block before what is below.")
 fence_device = _assembly("fence_device", "membar.gl;", 0, [], "The same for all blocks.")
+fence_system = _assembly("fence_system", "membar.sys;", 0, [], "The same for all blocks and the host.")
+fence_gpu = _assembly(
+    "fence_gpu",
+    "fence.acq_rel.gpu;",
+    0,
+    [],
+    """Before a store or an atomic operation: whoever sees that sees what is above. After a load that saw it: the same.
+
+    Cheaper than `fence_device`, which also puts all such fences into one order. It counts for what other threads of the
+    block have done before a barrier, and for what they do after one.
+    """,
+)
 sleep = _assembly("sleep", "nanosleep.u32 $0;", 0, [32], "Rest for about so many nanoseconds.")
 trap = _assembly("trap", "trap;", 0, [], "End the kernel with an error.")
-join_warp = _assembly("join_warp", "bar.warp.sync 0xffffffff;", 0, [], "Wait for the other lanes of the warp.")
+join_warp = _assembly(
+    "join_warp", "bar.warp.sync 0xffffffff;", 0, [], "Wait for the other lanes of the warp.", together=True
+)
 ballot = _assembly(
     "ballot",
     "{ .reg .pred p; setp.ne.b32 p, $1, 0; vote.sync.ballot.b32 $0, p, 0xffffffff; }",
     32,
     [32],
     "Bit i is whether lane i's argument is not 0.",
+    together=True,
 )
 from_lane = _assembly(
     "from_lane",
@@ -111,6 +161,7 @@ from_lane = _assembly(
     32,
     [32, 32],
     "The argument of the lane with that number.",
+    together=True,
 )
 uniform = _assembly(
     "uniform",
@@ -121,14 +172,39 @@ uniform = _assembly(
 
     In code that may have diverged every access to memory costs two instructions more (R2UR, for its descriptor).
     """,
+    together=True,
 )
 least = _assembly(
-    "least", "redux.sync.min.u32 $0, $1, 0xffffffff;", 32, [32], "The least of the lanes' arguments, unsigned."
+    "least",
+    "redux.sync.min.u32 $0, $1, 0xffffffff;",
+    32,
+    [32],
+    "The least of the lanes' arguments, unsigned.",
+    together=True,
 )
-union = _assembly("union", "redux.sync.or.b32 $0, $1, 0xffffffff;", 32, [32], "The lanes' arguments, bit by bit or'ed.")
+union = _assembly(
+    "union",
+    "redux.sync.or.b32 $0, $1, 0xffffffff;",
+    32,
+    [32],
+    "The lanes' arguments, bit by bit or'ed.",
+    together=True,
+)
 lowest_bit = _assembly(
     "lowest_bit", "{ .reg .b32 t; brev.b32 t, $1; bfind.shiftamt.u32 $0, t; }", 32, [32], "Its place; -1 of 0.", False
 )
+
+
+@intrinsic
+def keep_once(typingctx):
+    """Nothing, but the compiler makes no copies of the loop around it, and moves no access to memory over it."""
+
+    def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        call = builder.asm(ir.FunctionType(ir.VoidType(), []), "", "~{memory}", [], True)
+        set.add(call.attributes, "noduplicate")  # LLVM has it, llvmlite's list of attributes does not
+        return context.get_dummy_value()
+
+    return types.void(), codegen
 
 
 def external(name: str, result: Any, arguments: Sequence[Any]) -> Any:

@@ -101,6 +101,13 @@ def multiprocessors(device: int = 0) -> int:
     return _attribute(_MULTIPROCESSORS, device)
 
 
+def current_device() -> int:
+    """The GPU of the context that is current in this thread."""
+    device = c_int(0)
+    call("cuCtxGetDevice", byref(device))
+    return device.value
+
+
 @dataclass(frozen=True)
 class Kernel:
     """A loaded kernel.
@@ -145,6 +152,15 @@ def load_kernel(name: str, symbol: str, cubin: bytes) -> Kernel:
             )
             _loaded[symbol] = kernel.value or 0
         return Kernel(name, symbol, _loaded[symbol])
+
+
+def resident_blocks(kernel: Kernel, threads: int) -> int:
+    """How many blocks of so many threads a multiprocessor of the current GPU can hold at once."""
+    count, function, none = c_int(0), c_void_p(), ctypes.c_size_t(0)
+    doing = f"finding how many blocks of kernel {kernel.name} fit"
+    call("cuKernelGetFunction", byref(function), c_void_p(kernel.handle), doing=doing)
+    call("cuOccupancyMaxActiveBlocksPerMultiprocessor", byref(count), function, threads, none, doing=doing)
+    return count.value
 
 
 def in_use(device: int) -> bool:

@@ -189,7 +189,7 @@ def compile_block_kernel(
     symbol = "b" + hashlib.sha256(made_for.encode()).hexdigest()[:24]
     cubin = store.get(symbol)
     if cubin is None:
-        name, body = _device_module(function, 4, made_for, compute_capability, store)
+        name, body = device_module(function, 4, made_for, compute_capability, store)
         module = nvvm.new_module(symbol)
         kind = ir.ArrayType(_I32, shared_words)
         shared = ir.GlobalVariable(module, kind, "state", addrspace=3)
@@ -238,7 +238,7 @@ def link_program(
     symbol = "d" + hashlib.sha256(repr(content).encode()).hexdigest()[:24]
     cubin = store.get(symbol)
     if cubin is None:
-        name, body = _device_module(dispatcher, 2, made_for, compute_capability, store)
+        name, body = device_module(dispatcher, 2, made_for, compute_capability, store)
         texts = [frame_ir(parts, symbol, name, threads), body, choice_ir(functions)]
         texts += [nvvm.inlined(function.text, function.symbol) for function in functions]
         ptx = nvvm.compile_ptx(texts, "dispatcher", compute_capability)
@@ -247,7 +247,7 @@ def link_program(
     return symbol, cubin
 
 
-def _device_module(
+def device_module(
     function: Callable[..., int], arguments: int, made_for: str, compute_capability: tuple[int, int], store: ObjectCache
 ) -> tuple[str, str]:
     """The symbol and the module of a function of so many int64, which Numba takes seconds to make."""

@@ -165,25 +165,38 @@ def inlined(text: str, symbol: str) -> str:
     return changed
 
 
-def compile_ptx(text: str | Sequence[str], name: str, compute_capability: tuple[int, int]) -> str:
+FLUSHED = ("-ftz=1",)  # subnormal numbers are taken for zero in single precision, as XLA does on the CPU
+
+
+def compile_ptx(
+    text: str | Sequence[str],
+    name: str,
+    compute_capability: tuple[int, int],
+    options: Sequence[str] = FLUSHED,
+    library: bytes = b"",
+) -> str:
     """PTX of a module, or of several as one, in NVVM's dialect of LLVM IR.
 
     Args:
         text: the module or modules.
         name: what messages call it.
         compute_capability: of the device that it is for.
+        options: of NVVM's, besides the device and the level of optimisation.
+        library: a module of functions that the others may call, such as libdevice.
 
     Raises:
         ImportError: NVIDIA's compilers are not installed.
         CompileError: NVVM refuses the module, or does not know the device.
     """
     nvvm, _ = _libraries()
-    options = [f"-arch=compute_{compute_capability[0]}{compute_capability[1]}", "-opt=3", "-ftz=1"]
+    options = [f"-arch=compute_{compute_capability[0]}{compute_capability[1]}", "-opt=3", *options]
     program = nvvm.create_program()
     try:
         for index, module in enumerate([text] if isinstance(text, str) else text):
             data = module.encode()
             nvvm.add_module_to_program(program, data, len(data), f"{name}.{index}")
+        if library:
+            nvvm.lazy_add_module_to_program(program, library, len(library), "library")
         try:
             nvvm.compile_program(program, len(options), options)
         except nvvm.nvvmError as error:

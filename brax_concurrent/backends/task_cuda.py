@@ -154,7 +154,7 @@ def _compile_task(
             raise KernelError(f"it returns {returned}: a kernel returns nothing, it stores into arrays")
         head = (FAILURE.numba_type(), types.int64, PREDICATE.numba_type(), types.int64, types.int64)
         ptx, _ = cuda.compile(
-            _kernel(_call_unit(result, len(kinds)), len(kinds)),
+            _kernel(call_unit_of(result, len(kinds)), len(kinds)),
             types.void(*head, *kinds),
             device=False,
             abi="numba",
@@ -172,7 +172,7 @@ def _compile_task(
     return CudaCode(name, symbol, ptx, cubin, resources)
 
 
-def _call_unit(result: Any, count: int) -> Any:
+def call_unit_of(result: Any, count: int) -> Any:
     """An intrinsic (unit, arguments): calls the compiled function and returns 0, or the number of its exception."""
 
     @intrinsic
@@ -334,13 +334,13 @@ def launch_table(table: LaunchTable, stream: int = 0, functions: Functions | Non
         raise cuda_driver.CudaError(f"launch of task {task}, kernel {table.names[task]}: {said} (error {error})")
 
 
-def run_table(table: LaunchTable, launch: Callable[[], None]) -> tuple[int, int, int] | None:
+def run_table(failure: int, launch: Callable[[], None]) -> tuple[int, int, int] | None:
     """Have all tasks launched, and wait for them.
 
     It waits first for all that the GPU was given before: the arrays may come from other streams.
 
     Args:
-      table: the tasks.
+      failure: address of their failure cell.
       launch: launches them, so that the default stream ends with them.
 
     Returns:
@@ -350,7 +350,7 @@ def run_table(table: LaunchTable, launch: Callable[[], None]) -> tuple[int, int,
       CudaError: a launch or a kernel failed.
     """
     cuda_driver.call("cuCtxSynchronize", doing="waiting for the GPU before the tasks")
-    cell = c_uint64(table.failure)
+    cell = c_uint64(failure)
     cuda_driver.call("cuMemsetD8_v2", cell, ctypes.c_ubyte(0), c_size_t(WORD * FAILURE_WORDS))
     launch()
     cuda_driver.call("cuCtxSynchronize", doing="running the tasks")

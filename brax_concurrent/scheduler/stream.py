@@ -5,8 +5,6 @@ The stream records. What each task reads and writes follows from its arrays, and
 
 from __future__ import annotations
 
-import functools
-import itertools
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -42,11 +40,12 @@ class TaskError(RuntimeError):
       task: its place in the stream.
       kernel: the kernel's name.
       unit: the unit that failed.
+      stream: of several that ran at once, see `run_streams`, the place of the task's.
     """
 
-    def __init__(self, message: str, task: int, kernel: str, unit: int):
+    def __init__(self, message: str, task: int, kernel: str, unit: int, stream: int = 0):
         super().__init__(message)
-        self.task, self.kernel, self.unit = task, kernel, unit
+        self.task, self.kernel, self.unit, self.stream = task, kernel, unit, stream
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,10 +94,12 @@ class TaskStream:
         self._scratch: list[Scratch] = []
         self._checked = 0  # tasks that were held against the scratch memory
         self._device: Device | None = None
+        self._lengths: tuple[int, ...] = ()  # of several streams that are independent; (): one
+        self._joined: Any = None  # see run_streams.py
         # Made of the tasks when they are first run, and forgotten when one is added.
         self._table: Any = None
         self._encoded: Encoded | None = None
-        self._graph: Any = None
+        self._cuda: Any = None
 
     def __len__(self) -> int:
         return len(self._tasks)
@@ -181,7 +182,7 @@ class TaskStream:
         self._device = device
         self._tasks.append(task)
         self._calls.append(call)
-        self._table = self._encoded = self._graph = None
+        self._table = self._encoded = self._cuda = None
         return len(self._tasks) - 1
 
     def run(
@@ -199,9 +200,10 @@ class TaskStream:
 
         Args:
           scheduler: "serial": in program order, one task after the other. "sw": through the out-of-order window. "hw":
-            on the CPU, as "sw", but threads that find no task share the units of one that runs. "graph": on a GPU, as
-            a CUDA graph, which is made at the first run after tasks were added.
-          window: of "sw" and "hw": how many unfinished tasks it looks at, 1 to 64.
+            on the CPU, as "sw", but threads that find no task share the units of one that runs; on a GPU, the window
+            is inside a kernel that stays there for the run. "graph": on a GPU, as a CUDA graph, which is made at the
+            first run after tasks were added.
+          window: of "sw" and "hw": how many unfinished tasks it looks at, 1 to 64; of "hw" on a GPU at most 32.
           streams: of "sw" on a GPU: how many CUDA streams, 1 to 16.
           threads: of "sw" and "hw" on the CPU: how many threads, 0 for one per core.
           trace: a file for the timeline of the tasks, also if one raises an exception; None: nothing is recorded.
@@ -213,8 +215,8 @@ class TaskStream:
         Raises:
           TypeError: a number is no whole one, or trace is no path.
           ValueError: an argument is out of range, the stream's device has no such scheduler, or a task reads scratch
-            memory that none before it writes, the trace
-            cannot be written there, or the stream is on a GPU and cannot be traced.
+            memory that none before it writes, the trace cannot be written there, or the stream is on a GPU and the
+            scheduler, which is not "hw", cannot be traced.
           OSError: the trace could not be written.
           KernelError: a kernel does not compile, or stores into an array that it does not declare.
           TaskError: a kernel raised an exception. What was written until then stays.
@@ -225,34 +227,7 @@ class TaskStream:
             does not wait for them.
           CudaError: the driver refused something; a launch that failed is named.
         """
-        if not isinstance(scheduler, str) or scheduler not in SCHEDULERS:
-            raise ValueError(f"scheduler: expected one of {', '.join(SCHEDULERS)}, got {scheduler!r}")
-        device = self._device or "cpu"
-        if scheduler not in schedulers_on(device):
-            offered = ", ".join(schedulers_on(device))
-            raise ValueError(f"scheduler: expected one of {offered} for arrays on the {device}, got {scheduler!r}")
-        _check_numbers(window, streams, threads)
-        path = None if trace is None else checked_path("trace", trace)
-        if path is not None and self._device == "cuda":
-            raise ValueError("trace: tasks are recorded on the CPU only, and this stream's arrays are on a GPU")
-        self._check_scratch()
-        if device == "cuda":
-            self._run_cuda(scheduler, window, streams)
-            return None
-        if path is None:
-            self._run_cpu(scheduler, window, threads)
-            return None
-        records = np.empty((len(self._tasks), task_list.RECORD_COLUMNS), np.int64)
-        failure = None
-        try:
-            self._run_cpu(scheduler, window, threads, records)
-        except TaskError as error:  # the trace shows how far the tasks came
-            failure = error
-        timeline = self._timeline(records, 1 if scheduler == "serial" else threads or cores())
-        timeline.write(path)
-        if failure is not None:
-            raise failure
-        return timeline
+        return self._run(scheduler, window, streams, threads, trace, 1)
 
     def to_dot(self, name: str = "stream") -> str:
         """The graph of tasks that wait for each other, in the DOT language, for Graphviz."""
@@ -301,9 +276,49 @@ class TaskStream:
 
     # -- running --
 
+    def _run(
+        self,
+        scheduler: str,
+        window: int,
+        streams: int,
+        threads: int,
+        trace: str | os.PathLike[str] | None,
+        windows: int,
+    ) -> Timeline | None:
+        """See `run`; `windows` are those of "hw" on a GPU, 0: as many as there are streams or multiprocessors."""
+        if not isinstance(scheduler, str) or scheduler not in SCHEDULERS:
+            raise ValueError(f"scheduler: expected one of {', '.join(SCHEDULERS)}, got {scheduler!r}")
+        device = self._device or "cpu"
+        if scheduler not in schedulers_on(device):
+            offered = ", ".join(schedulers_on(device))
+            raise ValueError(f"scheduler: expected one of {offered} for arrays on the {device}, got {scheduler!r}")
+        _check_numbers(window, streams, threads)
+        path = None if trace is None else checked_path("trace", trace)
+        if path is not None and device == "cuda" and scheduler != "hw":
+            raise ValueError(f"trace: on a GPU only hw records tasks, and this stream is run by {scheduler!r}")
+        self._check_scratch()
+        records = None if path is None else np.full((len(self._tasks), task_list.RECORD_COLUMNS), -1, np.int64)
+        failure = None
+        try:
+            if device == "cuda":
+                self._run_cuda(scheduler, window, streams, windows, records)
+            else:
+                self._run_cpu(scheduler, window, threads, records)
+        except TaskError as error:  # the trace shows how far the tasks came
+            failure = error
+        timeline = None
+        if records is not None and path is not None:
+            timeline = self._timeline(records, 1 if scheduler == "serial" else threads or cores())
+            timeline.write(path)
+        if failure is not None:
+            raise failure
+        return timeline
+
     def _timeline(self, records: np.ndarray, threads: int) -> Timeline:
         ran = records[records[:, TASK] >= 0]
         rows = np.concatenate((ran, np.zeros((len(ran), 1), np.int64)), axis=1)  # all of run 0
+        if self._device == "cuda":  # of as many blocks as began tasks
+            return Timeline(list_stream(self._tasks), apart(rows), lane_name="block")
         return Timeline(list_stream(self._tasks), apart(rows), threads, lane_name="thread")
 
     def _run_cpu(self, scheduler: str, window: int, threads: int, records: np.ndarray | None = None) -> None:
@@ -329,45 +344,18 @@ class TaskStream:
             said = f"{type(cause).__name__}: {cause}" + (f" ({place})" if place else "")
             raise self._failure(index, task_cpu.failed_unit(table, index), said) from cause
 
-    def _run_cuda(self, scheduler: str, window: int, streams: int) -> None:
-        from brax_concurrent.backends import task_cuda
+    def _run_cuda(self, scheduler: str, window: int, streams: int, windows: int, records: np.ndarray | None) -> None:
+        from brax_concurrent.scheduler.stream_cuda import CudaTasks  # needs numba-cuda
 
-        arrays = (each for call in self._calls for each in (*call.arguments.values(), call.predicate))
-        addresses = (each.address for each in arrays if isinstance(each, ArrayArgument) and each.size > 0)
-        known = self._table is not None  # then all arrays are on the GPU of the first
-        with task_cuda.device_of(itertools.islice(addresses, 1) if known else addresses) as capability:
-            if self._table is None:
-                self._table = self._build_cuda(capability)
-            failure = task_cuda.run_table(self._table, self._launch_of(scheduler, window, streams))
+        if self._cuda is None:
+            lengths = self._lengths or (len(self._calls),)
+            self._cuda = CudaTasks(self._calls, lengths, self._codes, self._footprints)
+        failure, rows = self._cuda.run(scheduler, window, streams, windows, records is not None)
+        if records is not None:
+            records[: len(rows)] = rows
         if failure is not None:
             code, index, unit = failure
             raise self._failure(index, unit, f"raised an exception, Numba's number {code}")
-
-    def _build_cuda(self, capability: tuple[int, int]) -> Any:
-        """The tasks' table of launches, for the current GPU."""
-        from brax_concurrent.backends import task_cuda
-
-        def compile_cuda(kernel: Kernel, types: tuple[ArgumentType, ...]) -> Any:
-            return task_cuda.compile_task(kernel.function, types, capability, fastmath=kernel.fastmath)
-
-        predicates = [call.predicate for call in self._calls]
-        kernels = [task_cuda.load(code) for code in self._codes(str(capability), compile_cuda)]
-        return task_cuda.build_table(kernels, *self._columns(), predicates)
-
-    def _launch_of(self, scheduler: str, window: int, streams: int) -> Callable[[], None]:
-        """What launches the table."""
-        from brax_concurrent.backends import task_cuda
-        from brax_concurrent.scheduler import cuda_list
-
-        if scheduler == "serial":
-            return functools.partial(task_cuda.launch_table, self._table)
-        if scheduler == "sw":
-            launch = functools.partial(cuda_list.launch_list, self._table, self._footprints())
-            return functools.partial(launch, window=window, streams=streams)
-        if self._graph is None:
-            self._graph = cuda_list.ListGraph(self._table, self._footprints())
-        launch_graph: Callable[[], None] = self._graph.launch
-        return launch_graph
 
     def _footprints(self) -> Encoded:
         """The tasks' footprints as arrays."""

@@ -109,8 +109,8 @@ def gpu(monkeypatch):
         compiled[code] = function, types
         return code
 
-    def run(table, launch):
-        cell = np.ctypeslib.as_array((ctypes.c_int64 * 3).from_address(table.failure))
+    def run(failure, launch):
+        cell = np.ctypeslib.as_array((ctypes.c_int64 * 3).from_address(failure))
         cell[:] = 0
         launch()
         launches[:] = driver.launches

@@ -22,7 +22,7 @@ def doubled(unit, x, y):
     y[unit] = twice(x[unit])
 
 
-SCHEDULERS = ("serial", "sw", "graph")
+SCHEDULERS = ("serial", "sw", "hw", "graph")
 
 
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
@@ -35,11 +35,12 @@ def test_tasks_run_in_program_order_and_again(scheduler):
     assert np.array_equal(x.copy_to_host(), 6 * np.arange(1000.0))
 
 
+@pytest.mark.parametrize("scheduler", ["sw", "hw"])
 @pytest.mark.parametrize("dtype", ["bool", "int16", "uint64", "float32", "complex64", "complex128"])
-def test_items_and_scalars_of_many_dtypes(dtype):
+def test_items_and_scalars_of_many_dtypes(dtype, scheduler):
     y, stream = cuda.to_device(np.zeros((3, 2), dtype)), bc.TaskStream()
     stream.add(fill, units=2, value=np.ones(1, dtype)[0], y=y[:, 1])
-    stream.run()
+    stream.run(scheduler)
     assert np.array_equal(y.copy_to_host(), np.array([[0, 1], [0, 1], [0, 0]], dtype))
 
 
@@ -62,12 +63,13 @@ def test_jax_arrays_are_read_and_never_written():
         stream.add(copy, units=300, x=y, y=x)
 
 
-def test_scratch_memory_and_helpers():
+@pytest.mark.parametrize("scheduler", ["sw", "hw"])
+def test_scratch_memory_and_helpers(scheduler):
     stream, y = bc.TaskStream(), cuda.to_device(np.zeros(4))
     scratch = stream.empty((4, 2), np.float64, device="cuda")
     stream.add(count, units=4, first=1.0, y=scratch[:, 1])
     stream.add(doubled, units=4, x=scratch[:, 1], y=y)
-    stream.run()
+    stream.run(scheduler)
     assert np.array_equal(y.copy_to_host(), [2, 4, 6, 8])
 
 
@@ -124,6 +126,10 @@ def random_stream(seed, tasks=150, vectors=12, size=700):
         ("sw", {"window": 5, "streams": 3}),
         ("sw", {"window": 64, "streams": 16}),
         ("sw", {"streams": 1}),
+        ("hw", {}),
+        ("hw", {"window": 1}),
+        ("hw", {"window": 5}),
+        ("hw", {"window": 64}),
         ("graph", {}),
     ],
 )
@@ -136,10 +142,11 @@ def test_any_scheduler_gives_the_bits_of_program_order(seed, scheduler, numbers)
             assert one.copy_to_host().tobytes() == other.copy_to_host().tobytes()
 
 
-def test_a_graph_follows_tasks_that_are_added():
+@pytest.mark.parametrize("scheduler", ["graph", "hw"])
+def test_what_was_made_of_a_stream_follows_tasks_that_are_added(scheduler):
     x, y, stream = cuda.to_device(np.arange(10.0)), cuda.to_device(np.zeros(10)), bc.TaskStream()
     stream.add(axpy, units=10, a=1.0, x=x, y=y)
-    stream.run("graph")
+    stream.run(scheduler)
     stream.add(axpy, units=10, a=10.0, x=x, y=y)
-    stream.run("graph")
+    stream.run(scheduler)
     assert np.array_equal(y.copy_to_host(), 12 * np.arange(10.0))

@@ -422,8 +422,8 @@ def test_an_empty_stream_has_an_empty_trace(tmp_path):
     check_events(json.loads((tmp_path / "t.json").read_text())["traceEvents"])
 
 
-def test_tasks_on_a_gpu_are_not_traced(tmp_path, monkeypatch):
+def test_tasks_on_a_gpu_are_traced_by_hw_only(tmp_path, monkeypatch):
     stream, _ = chains()
     monkeypatch.setattr(stream, "_device", "cuda")
-    with pytest.raises(ValueError, match="trace: tasks are recorded on the CPU only"):
+    with pytest.raises(ValueError, match="trace: on a GPU only hw records tasks, and this stream is run by 'sw'"):
         stream.run(trace=tmp_path / "t.json")

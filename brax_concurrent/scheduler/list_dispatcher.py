@@ -1,0 +1,283 @@
+"""The scheduler hw of task streams on CUDA: one window for all multiprocessors, in a kernel that stays on the GPU.
+
+The first blocks dispatch, one warp each; all others work. A dispatcher's 32 lanes are the 32 slots of its window. Each
+lane keeps its slot in registers, and nobody else touches it:
+
+    state, upstream   free, pending or running; mask of the slots that it waits for
+    seq, task         in which order tasks came into this window; the place of its entry
+    chunks, word      how many chunks it has; the log word of the first
+    predicate         address of an int32, or 0
+    target            what the slot's counter of finished chunks comes to when the task is finished
+
+Program order is in the entries: a *distance mask* says of the 64 tasks before a task which it conflicts with. So a
+newcomer's upstream mask is one ballot, and a window never spans more than 64 places.
+
+Workers are handed chunks through the window's *log*. A chunk is issued by writing its word to the next place of the
+log. A worker draws a number from the ticket counter, which is the place of the log that is its own, and waits for that
+word to be written; nobody else looks at it. When all threads of the block are through, it adds one to the counter of
+the task's slot. The dispatcher looks at its 32 counters, which are one cache line, with one load. Tickets only grow,
+and so do counters, each of which is compared with the sum of all chunks that were ever issued from its slot. So no
+number is used twice, nothing is set back, and nobody has to find out who was the last.
+
+A worker waits for the dispatcher, and the dispatcher for chunks that a worker has taken or any worker will take: those
+that are resident are enough, however few. What waits for a place on the GPU holds no ticket.
+
+What a task wrote is seen by those that waited for it: barrier and fence of the worker before it counts, fences of the
+dispatcher behind its look at the counters and before it writes to the log, fence of the next worker behind its look at
+the log and a barrier. docs/protocol/log.pml has this as a model.
+"""
+
+from __future__ import annotations
+
+from brax_concurrent.backends import list_layout as c
+from brax_concurrent.backends.cuda_device import (
+    ballot,
+    block_index,
+    clock,
+    device_function,
+    fence_gpu,
+    from_lane,
+    join_warp,
+    least,
+    load_constant,
+    load_constant_word,
+    load_global,
+    lowest_bit,
+    remainder,
+    store_global_word,
+    swap_global,
+    thread_index,
+    uniform,
+    words,
+)
+from brax_concurrent.backends.native import WORD
+from brax_concurrent.scheduler.list_report import give_up, leave_or_trap, trace_skipped
+from brax_concurrent.scheduler.list_worker import work
+
+_I32, _ = words()  # Numba adds in 64 bits, which takes two registers for what is kept
+_LANES, _MASK = 32, 0xFFFFFFFF
+_LOOKS = 255  # at the counters between two looks at the clock, and one more
+
+
+def run_list(
+    base: int,
+    rows: int,
+    entries: int,
+    streams: int,
+    memory: int,
+    failure: int,
+    errors: int,
+    trace: int,
+    skipped: int,
+    timeout: int,
+    windows: int,
+    slots: int,
+    count: int,
+    stride: int,
+    room: int,
+    workers: int,
+) -> int:
+    """The whole kernel: what every thread of it runs.
+
+    Args:
+        base: offset of 8 bytes of shared memory.
+        rows, entries, streams, memory, failure, errors, trace, skipped, timeout, windows, slots, count, stride, room,
+            workers: see list_layout.P_ROWS.
+    """
+    job = (rows, entries, streams, memory, failure, errors, trace, skipped, timeout, windows, slots, count, stride,
+           room, workers)  # fmt: skip
+    block = block_index()
+    number = uniform(remainder(block, windows))
+    own = memory + c.W_WINDOWS + stride * number
+    if uniform(block) >= windows:
+        work(job, base, own, number)
+    elif thread_index() < _LANES:
+        dispatch(job, own, thread_index())
+    return 0
+
+
+@device_function
+def dispatch(job, own, lane):
+    """Be a window's dispatcher until no stream is left.
+
+    Args:
+        job: the kernel's parameters.
+        own: the window's part of the work memory.
+        lane: this thread's slot.
+    """
+    none = _I32(0)
+    state, upstream, seq, task, chunks, target, word, predicate = none, none, none, none, none, none, 0, 0
+    coming, end, newest, planned = none, none, none, none
+    until, a_mask, a_word, a_predicate, a_chunks = none, 0, 0, 0, none
+    issued, looks, since, stuck, changed, running = none, none, 0, none, True, True
+    while running:
+        done = load_global(own + c.W_DONE + 4 * lane)
+        finished = ballot((state == c.RUNNING) & (done == target))
+        if finished != 0:  # RETIRE
+            fence_gpu()
+            join_warp()
+            state = _I32(c.FREE if (finished >> lane) & 1 != 0 else state)
+            upstream = _I32(upstream & ~finished)
+            looks, since, changed = none, 0, True
+        while changed:
+            changed = False
+            ready = (state == c.PENDING) & (upstream == 0)
+            at_once, asking = ready & (predicate == 0), ready & (predicate != 0)
+            if ballot(at_once) != 0:  # ISSUE
+                issued = issue(own, lane, at_once, seq, chunks, word, issued)
+                target = _I32(target + (chunks if at_once else 0))
+                state = _I32(c.RUNNING if at_once else state)
+            if ballot(asking) != 0:  # all predicates in one latency
+                value = 1
+                if asking:
+                    value = load_global(predicate)
+                join_warp()
+                needed, skipped = asking & (value != 0), ballot(asking & (value == 0))
+                if ballot(needed) != 0:
+                    issued = issue(own, lane, needed, seq, chunks, word, issued)
+                    target = _I32(target + (chunks if needed else 0))
+                    state = _I32(c.RUNNING if needed else state)
+                if skipped != 0:
+                    trace_skipped(job, task, asking & (value == 0))
+                    state = _I32(c.FREE if (skipped >> lane) & 1 != 0 else state)
+                    upstream = _I32(upstream & ~skipped)
+                    changed = True
+            before = newest
+            (state, upstream, seq, task, chunks, word, predicate), (coming, end, newest, planned), (
+                until, a_mask, a_word, a_predicate, a_chunks
+            ) = insert(
+                job, lane, (state, upstream, seq, task, chunks, word, predicate), (coming, end, newest, planned),
+                (until, a_mask, a_word, a_predicate, a_chunks),
+            )  # fmt: skip
+            changed = changed or newest != before
+        running = ballot(state != c.FREE) != 0
+        looks = _I32(looks + 1)
+        if running and looks & _LOOKS == 0:
+            now = clock()
+            since = now if since == 0 else since
+            if ballot(now - since > job[c.P_TIMEOUT]) != 0:
+                stuck = _I32(give_up(job, own, lane, state, seq, task))
+                since, running = 0, stuck == 0
+    close(job, own, lane, issued)
+    if stuck != 0:
+        leave_or_trap(job, own, lane, state, target)
+
+
+@device_function
+def word_from_lane(value, lane):
+    """The int64 of the lane with that number."""
+    return (from_lane(value >> 32, lane) << 32) | (from_lane(value & _MASK, lane) & _MASK)
+
+
+@device_function
+def insert(job, lane, slots, stream, ahead):
+    """INSERT: take in tasks as long as a slot is free for them and the window does not become too long.
+
+    Args:
+        job, lane: see `dispatch`.
+        slots: the lane's slot.
+        stream: the next entry, the end of its stream, what `seq` the next task gets, chunks of all streams so far.
+        ahead: entries that were read ahead: where they end, and the words of this lane's.
+
+    Returns:
+        slots, stream and ahead.
+    """
+    state, upstream, seq, task, chunks, word, predicate = slots
+    coming, end, newest, planned = stream
+    until, a_mask, a_word, a_predicate, a_chunks = ahead
+    inserting = True
+    while inserting:
+        if coming == end:
+            first, tasks, its_chunks = claim(job, lane, planned)
+            coming, end, planned, until = first, _I32(first + tasks), _I32(planned + its_chunks), _I32(0)
+        free = ballot((state == c.FREE) & (lane < job[c.P_SLOTS]))
+        oldest = least(seq if state != c.FREE else newest)
+        inserting = coming != end and free != 0 and newest - oldest <= c.REACH
+        if inserting:
+            if coming >= until:
+                until = _I32(coming + _LANES)
+                if coming + lane < end:
+                    entry = job[c.P_ENTRIES] + c.ENTRY_BYTES * (coming + lane)
+                    a_mask, a_word = load_constant_word(entry + c.N_MASK), load_constant_word(entry + c.N_WORD)
+                    a_predicate = load_constant_word(entry + c.N_PREDICATE)
+                    a_chunks = load_constant(entry + c.N_CHUNKS)
+                join_warp()
+            holder, slot = coming - until + _LANES, lowest_bit(free)
+            meets = (word_from_lane(a_mask, holder) >> ((newest - seq - 1) & (c.REACH - 1))) & 1
+            mask = ballot((state != c.FREE) & (meets != 0))
+            its_word, its_predicate = word_from_lane(a_word, holder), word_from_lane(a_predicate, holder)
+            its_chunks = from_lane(a_chunks, holder)
+            if lane == slot:
+                state, upstream, seq, task = _I32(c.PENDING), mask, newest, coming
+                chunks, word, predicate = its_chunks, its_word | (lane << c.LOG_SLOT), its_predicate
+            coming, newest = _I32(coming + 1), _I32(newest + 1)
+    return (
+        (state, upstream, seq, task, chunks, word, predicate),
+        (coming, end, newest, planned),
+        (until, a_mask, a_word, a_predicate, a_chunks),
+    )
+
+
+@device_function
+def claim(job, lane, planned):
+    """The next stream: its first entry, how many it has, their chunks; of no tasks if there is none for this window.
+
+    A window takes no stream for whose chunks its log has no room. The host gives each log so much that all logs cannot
+    be too full for a stream at once.
+    """
+    number = _I32(-1)
+    if lane == 0:
+        counter = job[c.P_WORK] + c.W_NEXT
+        taken, trying = load_global(counter), True
+        while trying:
+            trying = False
+            if taken < job[c.P_COUNT]:
+                its_chunks = load_constant(job[c.P_STREAMS] + c.STREAM_BYTES * taken + c.S_CHUNKS)
+                if planned + its_chunks <= job[c.P_ROOM]:
+                    seen = swap_global(counter, taken, _I32(taken + 1))
+                    if seen == taken:
+                        number = taken
+                    else:
+                        taken, trying = seen, True
+    join_warp()
+    number = from_lane(number, 0)
+    first, tasks, chunks = _I32(0), _I32(0), _I32(0)
+    if number >= 0:
+        stream = job[c.P_STREAMS] + c.STREAM_BYTES * number
+        first, tasks = load_constant(stream + c.S_FIRST), load_constant(stream + c.S_TASKS)
+        chunks = load_constant(stream + c.S_CHUNKS)
+    return first, tasks, chunks
+
+
+@device_function
+def issue(own, lane, chosen, seq, chunks, word, issued):
+    """Write the chunks of the chosen slots' tasks to the log, the oldest task first; how many it has now."""
+    rest, before, total = ballot(chosen), _I32(0), _I32(0)
+    while rest != 0:
+        other = lowest_bit(rest)
+        rest = _I32(rest & (rest - 1))
+        size, its_seq = from_lane(chunks, other), from_lane(seq, other)
+        before = _I32(before + (size if its_seq < seq else 0))
+        total = _I32(total + size)
+    fence_gpu()
+    place = own + c.W_LOG + WORD * (issued + before)
+    if chosen:
+        store_global_word(place, word)
+    join_warp()
+    rest = ballot(chosen & (chunks > 1))
+    while rest != 0:  # all lanes write the other chunks of a large task
+        other = lowest_bit(rest)
+        rest = _I32(rest & (rest - 1))
+        size, at, first = from_lane(chunks, other), word_from_lane(place, other), word_from_lane(word, other)
+        for chunk in range(1 + lane, size, _LANES):
+            store_global_word(at + WORD * chunk, first + (chunk << c.LOG_CHUNK))
+        join_warp()
+    return _I32(issued + total)
+
+
+@device_function
+def close(job, own, lane, issued):
+    """The last words of the log, one for each worker: leave."""
+    for worker in range(lane, job[c.P_WORKERS], _LANES):
+        store_global_word(own + c.W_LOG + WORD * (issued + worker), c.LOG_END)
+    join_warp()

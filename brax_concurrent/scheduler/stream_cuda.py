@@ -1,0 +1,106 @@
+"""How a stream of tasks runs on a GPU: what is made of its tasks, once, and by which scheduler they are run."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from brax_concurrent.backends import task_cuda, task_link
+from brax_concurrent.backends.arguments import Argument, ArgumentType, ArrayArgument
+from brax_concurrent.scheduler import cuda_list, cuda_list_hw, list_tables
+from brax_concurrent.scheduler.kernel import Kernel
+from brax_concurrent.scheduler.window import Encoded
+
+if TYPE_CHECKING:
+    from brax_concurrent.scheduler.stream import Call
+
+Codes = Callable[[str, Callable[[Kernel, tuple[ArgumentType, ...]], Any]], list[Any]]
+
+
+class CudaTasks:
+    """Tasks on a GPU, as each scheduler needs them; made at its first run.
+
+    Args:
+      calls: the tasks in program order, stream after stream.
+      lengths: tasks of each stream.
+      codes: (target, compile) -> the code of each task's kernel, see `TaskStream._codes`.
+      footprints: gives the tasks' footprints.
+    """
+
+    def __init__(self, calls: Sequence[Call], lengths: Sequence[int], codes: Codes, footprints: Callable[[], Encoded]):
+        self._calls, self._lengths, self._codes, self._footprints = tuple(calls), tuple(lengths), codes, footprints
+        self._table: Any = None
+        self._graph: Any = None
+        self._hw: Any = None
+
+    def run(
+        self, scheduler: str, window: int, streams: int, windows: int, records: bool
+    ) -> tuple[tuple[int, int, int] | None, np.ndarray]:
+        """Run all tasks and wait for them; see `TaskStream.run`, and for what it returns `HwList.run`.
+
+        Raises:
+          ValueError, KernelError, CudaError: see `TaskStream.run`.
+        """
+        arrays = (each for call in self._calls for each in (*call.arguments.values(), call.predicate))
+        addresses = (each.address for each in arrays if isinstance(each, ArrayArgument) and each.size > 0)
+        known = self._table is not None or self._hw is not None  # then all arrays are on the GPU of the first
+        with task_cuda.device_of(itertools.islice(addresses, 1) if known else addresses) as capability:
+            if scheduler == "hw":
+                if self._hw is None:
+                    self._hw = self._build_hw(capability)
+                found: tuple[tuple[int, int, int] | None, np.ndarray] = self._hw.run(window, windows, records)
+                return found
+            if self._table is None:
+                self._table = self._build_table(capability)
+            launch = self._launch_of(scheduler, window, streams)
+            return task_cuda.run_table(self._table.failure, launch), np.zeros((0, 4), np.int64)
+
+    def _build_table(self, capability: tuple[int, int]) -> Any:
+        """The tasks' table of launches, for the current GPU."""
+
+        def compile_cuda(kernel: Kernel, types: tuple[ArgumentType, ...]) -> Any:
+            return task_cuda.compile_task(kernel.function, types, capability, fastmath=kernel.fastmath)
+
+        kernels = [task_cuda.load(code) for code in self._codes(str(capability), compile_cuda)]
+        arguments, units = self._columns()
+        return task_cuda.build_table(kernels, arguments, units, [call.predicate for call in self._calls])
+
+    def _build_hw(self, capability: tuple[int, int]) -> Any:
+        """The tables of the dispatcher on the GPU, and its program."""
+
+        def compile_unit(kernel: Kernel, types: tuple[ArgumentType, ...]) -> Any:
+            return task_link.compile_unit(kernel.function, types, capability, fastmath=kernel.fastmath)
+
+        codes = self._codes(f"unit {capability}", compile_unit)
+        functions = sorted({code.symbol: code for code in codes}.values(), key=lambda code: code.symbol)
+        numbers = {code.symbol: number for number, code in enumerate(functions)}
+        arguments, units = self._columns()
+        tables = list_tables.build_tables(
+            self._footprints(),
+            units,
+            [numbers[code.symbol] for code in codes],
+            [task_cuda.parameter_words(own) for own in arguments],
+            [0 if call.predicate is None else call.predicate.address for call in self._calls],
+            self._lengths,
+        )
+        names = [call.kernel.name for call in self._calls]
+        return cuda_list_hw.HwList(cuda_list_hw.load_program(functions, capability), tables, names)
+
+    def _columns(self) -> tuple[list[tuple[Argument, ...]], list[int]]:
+        return [tuple(call.arguments.values()) for call in self._calls], [call.units for call in self._calls]
+
+    def _launch_of(self, scheduler: str, window: int, streams: int) -> Callable[[], None]:
+        """What launches the table."""
+        if scheduler == "serial":
+            return functools.partial(task_cuda.launch_table, self._table)
+        if scheduler == "sw":
+            launch = functools.partial(cuda_list.launch_list, self._table, self._footprints())
+            return functools.partial(launch, window=window, streams=streams)
+        if self._graph is None:
+            self._graph = cuda_list.ListGraph(self._table, self._footprints())
+        launch_graph: Callable[[], None] = self._graph.launch
+        return launch_graph
