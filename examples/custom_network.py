@@ -40,7 +40,8 @@ def main(batch=16, size=64, channels=32, seed=8):
     network, images = Network(graph, weights, batch=batch), random_images(graph.input.shape, batch)
     found = network(images)
 
-    print(f"{graph.name}: {graph.parameter_count:,} parameters, {len(network.stream)} tasks for {batch} images")
+    tasks = sum(len(stream) for stream in network.streams)
+    print(f"{graph.name}: {graph.parameter_count:,} parameters, {tasks} tasks for {batch} images")
     names = [" and ".join(np.array(BRANCHES)[flags != 0]) for flags in found["opened"]]
     for branches, count in sorted(Counter(names).items()):
         print(f"{count} took {branches}")

@@ -27,7 +27,7 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser("infer", help="a neural network on images", description=text)
     parser.add_argument("network", metavar="NETWORK", help="see the error for a wrong name, or docs/networks.md")
     parser.add_argument("--batch", type=at_least(1), default=1, metavar="N", help="images at once (default 1)")
-    parser.add_argument("--scheduler", default="auto", metavar="NAME", help="serial, sw, hw or graph (default auto)")
+    parser.add_argument("--scheduler", default="hw", metavar="NAME", help="serial, sw, graph or hw (default hw)")
     parser.add_argument("--window", type=at_least(1), default=32, metavar="N", help="tasks it looks at (default 32)")
     parser.add_argument(
         *("--set",),
@@ -63,7 +63,7 @@ def _setting(text: str) -> tuple[str, Any]:
 def run(arguments: argparse.Namespace) -> int:
     """Run the command; returns its exit code."""
     from brax_concurrent.networks.images import random_images
-    from brax_concurrent.networks.network import Network, default_scheduler
+    from brax_concurrent.networks.network import Network
     from brax_concurrent.networks.registry import entry_of, make_network
 
     for path in (arguments.out, arguments.trace):
@@ -82,7 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
             graph, arguments.weights, batch=arguments.batch, device=arguments.backend, seed=arguments.seed
         )
         network.load(images)
-        scheduler = default_scheduler(network.device) if arguments.scheduler == "auto" else arguments.scheduler
+        scheduler = arguments.scheduler
         knobs = {"window": arguments.window, "threads": arguments.threads}
         begin = time.perf_counter()
         network.run(scheduler, **knobs)  # compiles
@@ -111,9 +111,10 @@ def _describe(network: Network, published: Published | None) -> None:
         f"{graph.multiply_adds:,} multiply-adds{said(published and published.multiply_adds)}"
     )
     megabytes, unshared = 4e-6 * network.plan.size, 4e-6 * network.plan.unshared
+    each = " for each image" if network.batch > 1 else ""
     print(
-        f"image {graph.input.shape}, {len(graph.layers)} layers, {len(network.stream)} tasks for {network.batch} "
-        f"image{'s' if network.batch > 1 else ''}; tensors of an image in {megabytes:.1f} MB ({unshared:.1f} unshared)"
+        f"image {graph.input.shape}, {len(graph.layers)} layers, {len(network.streams[0])} tasks; tensors in "
+        f"{megabytes:.1f} MB ({unshared:.1f} unshared){each}"
     )
 
 

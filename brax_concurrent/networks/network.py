@@ -15,7 +15,7 @@ from brax_concurrent.networks.memory import Plan, plan_memory
 from brax_concurrent.networks.tasks import Memory, add_layer
 from brax_concurrent.networks.tensors import Flag, Layer, Tensor
 from brax_concurrent.networks.weights import checked_weights, load_weights, seeded_weights
-from brax_concurrent.scheduler.schedule import schedulers_on
+from brax_concurrent.scheduler.run_streams import run_streams
 from brax_concurrent.scheduler.stream import TaskStream
 from brax_concurrent.scheduler.trace import Timeline
 
@@ -38,7 +38,7 @@ class Network:
       batch: images at once.
       device: where it runs.
       plan: how tensors share memory.
-      stream: the tasks of all images, for `TaskStream`'s own methods.
+      streams: the tasks of each image.
 
     Raises:
       ValueError: weights do not fit, or batch or device are none.
@@ -60,18 +60,19 @@ class Network:
             raise ValueError(f"batch: expected a whole number from 1 on, got {batch!r}")
         self.graph, self.batch, self.device = graph, batch, _device(device)
         self.plan: Plan = plan_memory(graph)
-        self.stream = TaskStream()
         self._weights = {name: self._on_device(array) for name, array in _weights(graph, weights, seed).items()}
         self._flag_offsets, flags = _flag_offsets(graph)
         self._blocks = [self._empty(max(self.plan.size, 1), np.float32) for _ in range(batch)]
         self._flags = [self._empty(max(flags, 1), np.int32) for _ in range(batch)]
-        memories = [self._memory(image) for image in range(batch)]
-        self._first_tasks: list[list[int]] = []  # of each layer, of each image; and behind the last
-        for layer in graph.layers:  # in turn, so that a window sees tasks of several images
-            self._first_tasks.append([])
-            for memory in memories:
-                self._first_tasks[-1].append(len(self.stream))
-                add_layer(self.stream, layer, memory)
+        self.streams = tuple(TaskStream() for _ in range(batch))
+        self._starts: list[int] = []  # of each layer: its first task; and behind the last
+        for image, stream in enumerate(self.streams):
+            memory = self._memory(image)
+            self._starts = []
+            for layer in graph.layers:
+                self._starts.append(len(stream))
+                add_layer(stream, layer, memory)
+            self._starts.append(len(stream))
 
     def __call__(self, images: Any, scheduler: str = "auto", **knobs: Any) -> dict[str, np.ndarray]:
         """Infer a batch.
@@ -110,8 +111,8 @@ class Network:
         """Run all tasks on the images that are loaded; returns when they have finished.
 
         Args:
-          scheduler: see `TaskStream.run`. "auto": hw where the device has it, else graph.
-          knobs: `TaskStream.run`'s other arguments.
+          scheduler: see `TaskStream.run`. "auto": hw.
+          knobs: other arguments of `TaskStream.run`, or for a batch of `run_streams`.
 
         Returns:
           The timeline, if a trace is asked for.
@@ -119,9 +120,10 @@ class Network:
         Raises:
           ValueError, RuntimeError: see `TaskStream.run`.
         """
-        if scheduler == "auto":
-            scheduler = default_scheduler(self.device)
-        return self.stream.run(scheduler, **knobs)
+        scheduler = "hw" if scheduler == "auto" else scheduler
+        if self.batch == 1:
+            return self.streams[0].run(scheduler, **knobs)
+        return run_streams(self.streams, scheduler, **knobs)
 
     def read(self) -> dict[str, np.ndarray]:
         """The outputs of the last run by name, each (batch, *shape)."""
@@ -138,12 +140,10 @@ class Network:
         """A flag's value after the last run."""
         return int(self._read(image, flag.tensor)[flag.index])
 
-    def tasks_of(self, layer: Layer, image: int = 0) -> range:
-        """The places in `stream` of a layer's tasks: none where it is a view."""
+    def tasks_of(self, layer: Layer) -> range:
+        """The places in each image's stream of a layer's tasks: none where it is a view."""
         index = self.graph.layers.index(layer)
-        starts = [first for firsts in self._first_tasks for first in firsts] + [len(self.stream)]
-        place = index * self.batch + image
-        return range(starts[place], starts[place + 1])
+        return range(self._starts[index], self._starts[index + 1])
 
     # -- memory --
 
@@ -202,11 +202,6 @@ def _device(name: str) -> str:
     if name != "auto":
         return name
     return "cuda" if cuda_driver.device_count() > 0 else "cpu"
-
-
-def default_scheduler(device: str) -> str:
-    """What `Network.run` uses on a device if nothing is said."""
-    return "hw" if "hw" in schedulers_on(device) else "graph"
 
 
 def _weights(graph: Graph, weights: Any, seed: int) -> dict[str, np.ndarray]:

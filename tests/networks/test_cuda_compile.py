@@ -43,8 +43,8 @@ class OnGpu:
 def test_kernels_compile_for_a_gpu(name, monkeypatch):
     monkeypatch.setattr(task_cuda, "empty", lambda shape, dtype: OnGpu(np.zeros(shape, dtype)))
     network = Network(make_network(name, **NETWORKS[name].small), device="cuda")
-    assert network.stream.device == "cuda"
-    kinds = {(call.kernel, call.types()) for call in network.stream._calls}
+    assert network.streams[0].device == "cuda"
+    kinds = {(call.kernel, call.types()) for call in network.streams[0]._calls}
     assert len(kinds) >= 8
     for kernel, types in kinds:
         code = task_cuda.compile_task(kernel.function, types, (9, 0))
