@@ -29,7 +29,7 @@ BROKEN = 7  # the stream on which a launch fails with error 700, a copy with 701
 STUCK = 99  # an event that is never done
 
 # The order of things: rows of what happened, and to what.
-LAUNCHED, RECORDED, WAITED, NODE, REPLAYED, SEEN, CHANGED, FILLED = range(8)
+LAUNCHED, RECORDED, WAITED, NODE, REPLAYED, SEEN, CHANGED, FILLED, READ = range(9)
 ROW_WORDS = 40  # kind, two numbers, then up to 37 more
 
 
@@ -67,7 +67,7 @@ class FakeDriver:
     def rows(self) -> list[list[int]]:
         """What happened, in order: (LAUNCHED, launch, stream), (RECORDED, event, stream), (WAITED, stream, event),
         (NODE, launch, how many nodes it waits for, and which), (REPLAYED, graph, stream), (SEEN, event, 0): the host
-        was told that the event is done, (CHANGED, graph, node), (FILLED, address, words)."""
+        was told that the event is done, (CHANGED, graph, node), (FILLED, address, words), (READ, address, bytes)."""
         return self.order[2 : 2 + int(self.order[0]) * ROW_WORDS].reshape(-1, ROW_WORDS).tolist()
 
     def before(self) -> list[set[int]]:
@@ -224,8 +224,14 @@ def fake_driver(parameters: int = 2, most: int = 1000, patience: int = 2) -> Fak
         note(FILLED, target, types.int64(count))
         return 0
 
+    @cfunc(code(word, word, types.uintp))
+    def read(target, source, size):
+        note(READ, source, types.int64(size))
+        copy_bytes(target, source, size)
+        return 0
+
     every = (launch, copy, explain, device, record, wait, query, graph_create, graph_add, graph_instantiate)
-    every += (graph_set, graph_launch, destroy, destroy, fill)
+    every += (graph_set, graph_launch, destroy, destroy, fill, read)
     return FakeDriver(Functions(*(each.address for each in every)), log, order, (*every, message))
 
 

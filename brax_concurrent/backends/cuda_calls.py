@@ -46,6 +46,7 @@ class Functions:
     graph_destroy: int = 0
     graph_drop: int = 0
     fill: int = 0
+    read: int = 0
 
     @classmethod
     def of_driver(cls) -> Functions:
@@ -80,13 +81,14 @@ DRIVER_NAMES = (
     "cuGraphDestroy",
     "cuGraphExecDestroy",
     "cuMemsetD32Async",
+    "cuMemcpyDtoH_v2",
 )
 # The place of each function in `Functions.words`.
 F_LAUNCH, F_COPY, F_EXPLAIN, F_DEVICE, F_RECORD, F_WAIT, F_QUERY = range(7)
 F_GRAPH_CREATE, F_GRAPH_ADD, F_GRAPH_INSTANTIATE, F_GRAPH_SET, F_GRAPH_LAUNCH, F_GRAPH_DESTROY, F_GRAPH_DROP = range(
     7, 14
 )
-F_FILL = 14
+F_FILL, F_READ = 14, 15
 
 
 def _pointer(builder: Any, word: Any) -> Any:
@@ -134,6 +136,12 @@ def fill_async(typingctx, function, target, value, words, stream):
         return [args[0], builder.trunc(args[1], I32), args[2], _pointer(builder, args[3])]
 
     return types.int64(*[types.int64] * 5), _codegen(convert)
+
+
+@intrinsic
+def read_memory(typingctx, function, target, source, size):
+    """cuMemcpyDtoH_v2: copy bytes from the GPU to `target`, and wait for that."""
+    return types.int64(*[types.int64] * 4), _codegen(lambda b, args: [_pointer(b, args[0]), *args[1:]])
 
 
 @intrinsic

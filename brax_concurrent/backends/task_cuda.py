@@ -410,6 +410,17 @@ def device_of(addresses: Iterable[int]) -> Iterator[tuple[int, int]]:
         yield cuda_driver.compute_capability(device_index)
 
 
+def one_allocation(first: int, last: int) -> bool:
+    """Whether two addresses are in one piece of memory that was allocated on a GPU.
+
+    Raises:
+      CudaError: the first is in none.
+    """
+    start, size = c_uint64(), c_size_t()
+    cuda_driver.call("cuMemGetAddressRange_v2", byref(start), byref(size), c_uint64(first))
+    return start.value <= last < start.value + size.value
+
+
 def empty(shape: int | tuple[int, ...], dtype: Any) -> Any:
     """An array of Numba's on the current GPU, not initialised.
 

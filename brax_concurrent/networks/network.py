@@ -63,7 +63,8 @@ class Network:
         self._weights = {name: self._on_device(array) for name, array in _weights(graph, weights, seed).items()}
         self._flag_offsets, flags = _flag_offsets(graph)
         self._blocks = [self._empty(max(self.plan.size, 1), np.float32) for _ in range(batch)]
-        self._flags = [self._empty(max(flags, 1), np.int32) for _ in range(batch)]
+        every = self._empty(max(batch * flags, 1), np.int32)  # one array, which `sw` on a GPU can read at once
+        self._flags = [every[image * flags : (image + 1) * flags] for image in range(batch)]
         self.streams = tuple(TaskStream() for _ in range(batch))
         self._starts: list[int] = []  # of each layer: its first task; and behind the last
         for image, stream in enumerate(self.streams):

@@ -21,14 +21,16 @@ from brax_concurrent.backends.cuda_calls import (
     F_GRAPH_ADD,
     F_GRAPH_CREATE,
     F_LAUNCH,
+    F_READ,
     Functions,
     create_graph,
     launch_kernel,
+    read_memory,
 )
 from brax_concurrent.backends.cuda_driver import CudaError
 from brax_concurrent.backends.cuda_pool import unlock_pool
 from brax_concurrent.backends.cuda_program import MAX_STREAMS, MAX_WINDOW
-from brax_concurrent.backends.intrinsics import load_i64, pointer, stack_bytes, store_i64
+from brax_concurrent.backends.intrinsics import load_i32, load_i64, pointer, stack_bytes, store_i64
 from brax_concurrent.backends.native import WORD, compile_callback, source_hash
 from brax_concurrent.scheduler import cuda_graph, cuda_slots, window
 from brax_concurrent.scheduler.cuda_graph import add_task_node, seal_graph
@@ -36,6 +38,7 @@ from brax_concurrent.scheduler.cuda_slots import (
     OCCUPIED,
     STATE_WORDS,
     admit,
+    await_slot,
     failure_text,
     fork,
     join,
@@ -51,6 +54,7 @@ from brax_concurrent.scheduler.window import MAX_SLOTS, Encoded, slot_bit, tasks
 
 if TYPE_CHECKING:  # task_cuda needs numba-cuda
     from brax_concurrent.backends.task_cuda import LaunchTable
+    from brax_concurrent.scheduler.cuda_flags import Flags
 
 # The job: int64 words.
 JOB_FUNCTIONS = 0  # address of the driver's functions
@@ -60,7 +64,9 @@ JOB_ROWS, JOB_SEGMENTS, JOB_OFFSETS, JOB_EVERYTHING = 6, 7, 8, 9  # of `Encoded`
 JOB_FAILED = 10  # the task that something went wrong with, or -1
 JOB_POOLS, JOB_WINDOW, JOB_STREAMS, JOB_STREAM, JOB_TIMEOUT = 11, 12, 13, 14, 15  # of the window
 JOB_GRAPH, JOB_NODES, JOB_OLDER, JOB_BEFORE = 11, 12, 13, 14  # of the graph: the result; addresses, see `_build`
-JOB_WORDS = 16
+JOB_FLAGS, JOB_PLACES, JOB_WRITERS, JOB_WRITES = 16, 17, 18, 19  # of `Flags`: addresses; 0: there are none
+JOB_MIRROR, JOB_BYTES, JOB_KNOWN = 20, 21, 22  # the host's copy of the flags; what of it is known, see `_wanted`
+JOB_WORDS = 24
 _WINDOW_WORDS = STATE_WORDS + MAX_WINDOW  # behind a window's job: its state, and the task in each slot
 
 _COLUMNS = ("kernel", "grid", "block", "parameters")
@@ -116,6 +122,32 @@ def _issue(job: int, pool: int, state: Any, tasks: Any, task: int) -> int:
 
 
 @njit
+def _wanted(job: int, pool: int, state: Any, tasks: Any, task: int) -> Any:
+    """(whether a task's flag is not 0, and 0 or an error).
+
+    The host has a copy of all flags. If the task that writes this one came after the copy was made, it waits for all in
+    the window that write flags, and copies again.
+    """
+    place, functions = _column(job, JOB_PLACES, task), load_i64(job + WORD * JOB_FUNCTIONS)
+    if place < 0:
+        return True, 0
+    mirror, masks = load_i64(job + WORD * JOB_MIRROR), state[4]
+    if _column(job, JOB_WRITERS, task) >= load_i64(job + WORD * JOB_KNOWN):
+        for slot in range(len(tasks)):
+            if masks[OCCUPIED] & slot_bit(slot) != np.uint64(0) and _column(job, JOB_WRITES, tasks[slot]) != 0:
+                slow, error = await_slot(functions, pool, state, slot, load_i64(job + WORD * JOB_TIMEOUT))
+                if error != 0:
+                    return False, _fail(job, error, tasks[slow])
+        error = read_memory(
+            _function(job, F_READ), mirror, load_i64(job + WORD * JOB_FLAGS), load_i64(job + WORD * JOB_BYTES)
+        )
+        if error != 0:
+            return False, _fail(job, error, task)
+        store_i64(job + WORD * JOB_KNOWN, task)
+    return load_i32(mirror + place) != 0, 0
+
+
+@njit
 def _launch_window(job: int, pool: int) -> int:
     """Launch all tasks through the window; 0 or an error. Nobody else may use the pool meanwhile."""
     functions, size = load_i64(job + WORD * JOB_FUNCTIONS), load_i64(job + WORD * JOB_WINDOW)
@@ -127,7 +159,10 @@ def _launch_window(job: int, pool: int) -> int:
     for task in range(load_i64(job + WORD * JOB_TASKS)):
         if error != 0:
             break
-        if _column(job, JOB_GRID, task) != 0:
+        wanted = _column(job, JOB_GRID, task) != 0
+        if wanted and load_i64(job + WORD * JOB_FLAGS) != 0:
+            wanted, error = _wanted(job, pool, state, tasks, task)
+        if wanted and error == 0:
             slow, error = make_room(functions, pool, state, timeout)
             if error != 0:
                 _fail(job, error, tasks[slow])
@@ -265,10 +300,11 @@ def launch_list(
     window: int = 32,
     streams: int = 4,
     stream: int = 0,
+    flags: Flags | None = None,
     functions: Functions | None = None,
     pools: int | None = None,
 ) -> None:
-    """Launch all tasks through the window. Only for free slots of the window is the GPU waited for.
+    """Launch all tasks through the window. The GPU is waited for when no slot of the window is free, and for flags.
 
     Args:
       table: the tasks; their GPU's context must be current.
@@ -278,6 +314,8 @@ def launch_list(
       streams: CUDA streams, 1 to 16.
       stream: a CUstream, one of them; 0 is the default stream. What it was given before is finished before any task
         begins, and what it is given afterwards begins when all tasks have finished.
+      flags: the tasks' predicates, which the host reads then: a task that is skipped is not launched. None: all tasks
+        are launched, and a task's threads look at its predicate themselves.
       functions, pools: instead of the CUDA driver's, for tests.
 
     Raises:
@@ -292,6 +330,12 @@ def launch_list(
     job, kept = _new_job(table, encoded, functions, _WINDOW_WORDS)
     job[JOB_POOLS] = cuda_pool.pools() if pools is None else pools
     job[[JOB_WINDOW, JOB_STREAMS, JOB_STREAM, JOB_TIMEOUT]] = window, streams, stream, timeout
+    if flags is not None:
+        mirror = np.zeros(flags.size, np.uint8)
+        job[[JOB_FLAGS, JOB_BYTES, JOB_MIRROR, JOB_KNOWN]] = flags.address, flags.size, mirror.ctypes.data, -1
+        columns = (flags.places, flags.writers, flags.writes)
+        job[[JOB_PLACES, JOB_WRITERS, JOB_WRITES]] = [each.ctypes.data for each in columns]
+        kept.append(mirror)
     _run(_make_launch, job, table.names, functions.explain)
     del kept
 

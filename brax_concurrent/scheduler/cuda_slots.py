@@ -151,16 +151,15 @@ def _last_of_lane(window: Any, lane: int) -> int:
 
 
 @njit
-def _await_slots(functions: int, pool: int, window: Any, timeout: int) -> Any:
-    """(slots whose tasks have finished, at least one, and 0), or (those that were waited for, an error).
+def _await_slots(functions: int, pool: int, window: Any, chosen: int, timeout: int) -> Any:
+    """(slots whose tasks have finished, and 0), or (those that were waited for, an error).
 
-    The host waits for the oldest event behind a task; if there is none it records one behind the stream of the oldest
-    task.
+    The host waits for the event behind the chosen slot's task; if there is none it records one behind its stream.
     """
     lanes, orders, _, _, masks = window
-    chosen, error = oldest_slot(orders, masks[OCCUPIED] & masks[MARKED]), NOT_READY
-    if chosen == NO_SLOT:
-        chosen = _last_of_lane(window, lanes[oldest_slot(orders, masks[OCCUPIED])])
+    error = NOT_READY
+    if masks[MARKED] & slot_bit(chosen) == np.uint64(0):
+        chosen = _last_of_lane(window, lanes[chosen])
         event = load_i64(pool + WORD * (POOL_EVENTS + chosen))
         late = record_event(load_i64(functions + WORD * F_RECORD), event, stream_of(pool, window, chosen))
         error = late if late != 0 else NOT_READY
@@ -187,10 +186,20 @@ def make_room(functions: int, pool: int, window: Any, timeout: int) -> Any:
 
     `timeout` is in nanoseconds.
     """
-    lanes, orders, upstream, tails, masks = window
+    orders, masks = window[1], window[4]
     if free_slot(masks[OCCUPIED], len(orders)) != NO_SLOT:
         return NO_SLOT, 0
-    done, error = _await_slots(functions, pool, window, timeout)
+    chosen = oldest_slot(orders, masks[OCCUPIED] & masks[MARKED])
+    if chosen == NO_SLOT:
+        chosen = oldest_slot(orders, masks[OCCUPIED])
+    return await_slot(functions, pool, window, chosen, timeout)
+
+
+@njit
+def await_slot(functions: int, pool: int, window: Any, chosen: int, timeout: int) -> Any:
+    """Wait for a slot's task, and free the slots of all that have finished then; what it returns is `make_room`'s."""
+    lanes, orders, upstream, tails, masks = window
+    done, error = _await_slots(functions, pool, window, chosen, timeout)
     if error != 0:
         return oldest_slot(orders, done), error
     for slot in range(len(orders)):

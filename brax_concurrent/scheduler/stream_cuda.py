@@ -11,7 +11,7 @@ import numpy as np
 
 from brax_concurrent.backends import task_cuda, task_link
 from brax_concurrent.backends.arguments import Argument, ArgumentType, ArrayArgument
-from brax_concurrent.scheduler import cuda_list, cuda_list_hw, list_tables
+from brax_concurrent.scheduler import cuda_flags, cuda_list, cuda_list_hw, list_tables
 from brax_concurrent.scheduler.kernel import Kernel
 from brax_concurrent.scheduler.window import Encoded
 
@@ -35,6 +35,7 @@ class CudaTasks:
         self._calls, self._lengths, self._codes, self._footprints = tuple(calls), tuple(lengths), codes, footprints
         self._table: Any = None
         self._graph: Any = None
+        self._flags: tuple[cuda_flags.Flags | None] | None = None
         self._hw: Any = None
 
     def run(
@@ -93,12 +94,22 @@ class CudaTasks:
     def _columns(self) -> tuple[list[tuple[Argument, ...]], list[int]]:
         return [tuple(call.arguments.values()) for call in self._calls], [call.units for call in self._calls]
 
+    def _find_flags(self) -> tuple[cuda_flags.Flags | None]:
+        """The predicates for the host to read; none if they are not in one piece of memory."""
+        predicates = [0 if call.predicate is None else call.predicate.address for call in self._calls]
+        flags = cuda_flags.find_flags(predicates, self._footprints())
+        if flags is not None and not task_cuda.one_allocation(flags.address, flags.address + flags.size - 1):
+            flags = None
+        return (flags,)
+
     def _launch_of(self, scheduler: str, window: int, streams: int) -> Callable[[], None]:
         """What launches the table."""
         if scheduler == "serial":
             return functools.partial(task_cuda.launch_table, self._table)
         if scheduler == "sw":
-            launch = functools.partial(cuda_list.launch_list, self._table, self._footprints())
+            if self._flags is None:
+                self._flags = self._find_flags()
+            launch = functools.partial(cuda_list.launch_list, self._table, self._footprints(), flags=self._flags[0])
             return functools.partial(launch, window=window, streams=streams)
         if self._graph is None:
             self._graph = cuda_list.ListGraph(self._table, self._footprints())

@@ -7,7 +7,20 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from fake_gpu import BROKEN, LAUNCHED, NODE, PARAMETERS, RECORDED, REPLAYED, STUCK, WAITED, fake_driver, fake_pool
+from fake_gpu import (
+    BROKEN,
+    LAUNCHED,
+    NODE,
+    PARAMETERS,
+    READ,
+    RECORDED,
+    REPLAYED,
+    SEEN,
+    STUCK,
+    WAITED,
+    fake_driver,
+    fake_pool,
+)
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from random_streams import streams as random_streams
@@ -15,6 +28,7 @@ from random_streams import upstream_of
 
 from brax_concurrent.backends.cuda_driver import CudaError
 from brax_concurrent.backends.cuda_pool import POOL_EVENTS, POOL_STREAMS
+from brax_concurrent.scheduler.cuda_flags import MOST_BYTES, find_flags
 from brax_concurrent.scheduler.cuda_list import ListGraph, launch_list
 from brax_concurrent.scheduler.footprint import EVERYTHING, Footprint, Segment
 from brax_concurrent.scheduler.graph import dependencies, reduced
@@ -279,3 +293,83 @@ def test_footprints_of_another_list_are_refused():
     with pytest.raises(ValueError, match="encoded: expected the footprints of 2 tasks, got 3"):
         ListGraph(table_of(2), encode(chain(3)), driver.functions)
     del owners
+
+
+# --- predicates that the host reads -----------------------------------------------------------------------------------
+
+
+def flagged(flags, writers, wanting):
+    """Tasks of which some write flags and others are under them, and the predicates' addresses.
+
+    Args:
+        flags: (n,) int32, the memory that flags are read from.
+        writers: {task: flags that it writes}.
+        wanting: {task: the flag that it is under}.
+    """
+    base, count = flags.ctypes.data, max([*writers, *wanting]) + 1
+    segment = {flag: Segment(0, base + 4 * flag, base + 4 * flag + 4) for flag in range(len(flags))}
+    tasks = []
+    for task in range(count):
+        reads = (segment[wanting[task]],) if task in wanting else ()
+        own = Segment(0, 8 * task, 8 * task + 8)
+        tasks.append(Task("task", range(1), Footprint(reads, (own, *(segment[f] for f in writers.get(task, ()))))))
+    return tasks, [base + 4 * wanting[task] if task in wanting else 0 for task in range(count)]
+
+
+def test_tasks_whose_flag_is_0_are_not_launched_and_flags_are_read_after_their_writers():
+    flags = np.array([1, 0, 0, 1, 0], np.int32)
+    writers, wanting = {0: (0, 1), 1: (2,), 7: (3, 4)}, {3: 0, 4: 1, 5: 2, 6: 0, 8: 3, 9: 4, 10: 1}
+    tasks, predicates = flagged(flags, writers, wanting)
+    found = find_flags(predicates, encode(tasks))
+    assert found.writers[[3, 4, 5, 8, 10]].tolist() == [0, 0, 1, 7, 0]
+    for window in (1, 3, 32):
+        driver = launch(tasks, flags=found, window=window, streams=3)
+        assert launched(driver) == [0, 1, 2, 3, 6, 7, 8]
+        reads = [index for index, row in enumerate(driver.rows) if row[0] == READ]
+        assert len(reads) == 2  # one serves all flags that had been written by then
+        done, launches = set(), [each[PARAMETERS] for each in driver.launches]
+        for index in reads:  # what the driver said to the host until then
+            seen, events, streams = set(), {}, {}
+            for kind, a, b, *_ in driver.rows[:index]:
+                if kind == LAUNCHED:
+                    streams.setdefault(b, set()).add(launches[a])
+                elif kind == RECORDED:
+                    events[a] = set(streams.get(b, ()))
+                elif kind == SEEN:
+                    seen |= events.get(a, set())
+            done = seen
+            assert {0, 1} <= done
+        assert 7 in done
+
+
+def test_a_flag_that_no_task_writes_is_read_once():
+    flags = np.array([0, 1], np.int32)
+    tasks, predicates = flagged(flags, {}, {0: 0, 1: 1, 2: 0, 3: 1})
+    driver = launch(tasks, flags=find_flags(predicates, encode(tasks)))
+    assert launched(driver) == [1, 3]
+    assert sum(row[0] == READ for row in driver.rows) == 1
+
+
+def test_flags_are_written_by_tasks_of_which_nothing_is_known():
+    flags = np.ones(1, np.int32)
+    tasks, predicates = flagged(flags, {}, {0: 0, 2: 0})
+    tasks[1] = Task("task", range(1), EVERYTHING)
+    assert find_flags(predicates, encode(tasks)).writers.tolist() == [-1, -1, 1]
+
+
+def test_flags_that_lie_far_apart_are_left_to_the_gpu():
+    far = np.zeros(MOST_BYTES // 4 + 1, np.int32)
+    tasks, predicates = flagged(far[:1], {}, {0: 0, 1: 0})
+    assert find_flags([0, 0], encode(tasks)) is None
+    assert find_flags([predicates[0], far[-2:].ctypes.data], encode(tasks)) is not None
+    assert find_flags([predicates[0], far[-1:].ctypes.data], encode(tasks)) is None
+
+
+def test_a_writer_that_does_not_end_is_named(monkeypatch):
+    monkeypatch.setenv("BRAX_CONCURRENT_TIMEOUT", "0.05")
+    flags = np.ones(1, np.int32)
+    tasks, predicates = flagged(flags, {1: (0,)}, {2: 0})
+    pools, owners = fake_pool()
+    owners[0][POOL_EVENTS:] = STUCK
+    with pytest.raises(CudaError, match="task 1, kernel k1 did not end"):
+        launch(tasks, flags=find_flags(predicates, encode(tasks)), pool=(pools, owners))
