@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from brax_concurrent.backends import cuda_driver
+from brax_concurrent.backends import cuda_driver, device_array
 from brax_concurrent.networks.graph import Graph
 from brax_concurrent.networks.memory import Plan, plan_memory
 from brax_concurrent.networks.tasks import Memory, add_layer
@@ -185,9 +185,7 @@ class Network:
     def _empty(self, size: int, dtype: Any) -> Any:
         if self.device == "cpu":
             return np.zeros(size, dtype)
-        from brax_concurrent.backends import task_cuda  # needs numba-cuda, which is not installed where no GPU is
-
-        return task_cuda.empty(size, dtype)
+        return device_array.empty((size,), dtype)
 
     def _on_device(self, array: np.ndarray) -> Any:
         if self.device == "cpu":
