@@ -4,6 +4,7 @@ import jax
 import numpy as np
 import pytest
 
+from brax_concurrent.backends import device_array
 from brax_concurrent.networks.network import Network
 from brax_concurrent.networks.registry import NETWORKS, make_network
 
@@ -41,7 +42,7 @@ class OnGpu:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["instanas", "nasnet"])
 def test_kernels_compile_for_a_gpu(name, monkeypatch):
-    monkeypatch.setattr(task_cuda, "empty", lambda shape, dtype: OnGpu(np.zeros(shape, dtype)))
+    monkeypatch.setattr(device_array, "empty", lambda shape, dtype: OnGpu(np.zeros(shape, dtype)))
     network = Network(make_network(name, **NETWORKS[name].small), device="cuda")
     assert network.streams[0].device == "cuda"
     kinds = {(call.kernel, call.types()) for call in network.streams[0]._calls}
