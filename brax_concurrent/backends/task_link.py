@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import json
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -22,18 +23,20 @@ from numba.cuda.cudadrv.libs import open_libdevice
 from numba.cuda.cudadrv.nvvm import llvm_replace
 from numba.cuda.extending import intrinsic
 
-from brax_concurrent.backends import nvvm
+from brax_concurrent.backends import nvvm, task_cuda
 from brax_concurrent.backends.arguments import ArgumentType, KernelError
 from brax_concurrent.backends.cuda import target
 from brax_concurrent.backends.cuda_driver import CudaError
 from brax_concurrent.backends.cuda_link import device_module
 from brax_concurrent.backends.list_layout import BLOCK, MAX_FUNCTIONS, PARAMETERS
-from brax_concurrent.backends.native import WORD
+from brax_concurrent.backends.native import WORD, source_hash
 from brax_concurrent.backends.objects import ObjectCache
 from brax_concurrent.backends.task_cuda import call_unit_of
+from brax_concurrent.backends.task_objects import task_key
 
 _I32, _I64 = ir.IntType(32), ir.IntType(64)
 _GLOBAL = 1  # the address space
+_CALLER = str(task_cuda.__file__)
 _FAST = ("-ftz=1", "-prec-div=0", "-prec-sqrt=0")  # as Numba's fastmath on a GPU
 
 
@@ -73,6 +76,23 @@ def compile_unit(
     fastmath: bool = False,
 ) -> UnitCode:
     """The code of a scalar function `function(unit, *arguments)`; for the rest see `task_cuda.compile_task`."""
+    key = task_key(function, arguments, (target(compute_capability), fastmath, source_hash(__file__, _CALLER)))
+    kept = None if key is None else ObjectCache().get(f"i{key}")
+    if kept is not None:
+        symbol, *texts = json.loads(kept)
+        return UnitCode(function.__name__, symbol, tuple(texts), fastmath)
+    code = _compile_unit(function, arguments, compute_capability, fastmath)
+    if key is not None:
+        ObjectCache().put(f"i{key}", json.dumps([code.symbol, *code.texts]).encode())
+    return code
+
+
+def _compile_unit(
+    function: Callable[..., Any],
+    arguments: Sequence[ArgumentType],
+    compute_capability: tuple[int, int],
+    fastmath: bool,
+) -> UnitCode:
     kinds = tuple(each.numba_type() for each in arguments)
     try:
         result = compile_cuda(function, None, (types.int64, *kinds), fastmath=fastmath, cc=compute_capability)

@@ -27,8 +27,9 @@ def twice(x):
     return 2 * x
 
 
-def compile_unit(function, types, **options):
-    return task_link.compile_unit(function, types, CAPABILITY, **options)
+def compile_unit(function, types, fastmath=False):
+    """Never from the disk."""
+    return task_link._compile_unit(function, types, CAPABILITY, fastmath)
 
 
 # ---- units' functions
@@ -41,6 +42,15 @@ def test_code_is_named_by_its_content_and_not_by_when_it_was_compiled():
     assert compile_unit(copy.function, [READ, ARRAY], fastmath=True).symbol != first.symbol
     assert f'@"{first.symbol}"' in first.texts[0]
     assert all("ModuleID" not in text for text in first.texts)
+
+
+def test_a_units_code_comes_back_from_the_disk(monkeypatch, tmp_path):
+    monkeypatch.setenv("BRAX_CONCURRENT_CACHE", str(tmp_path))
+    first = task_link.compile_unit(copy.function, [READ, ARRAY], CAPABILITY)
+    monkeypatch.setattr(task_link, "compile_cuda", None)
+    assert task_link.compile_unit(copy.function, [READ, ARRAY], CAPABILITY) == first
+    with pytest.raises(KernelError):  # it would have to be compiled
+        task_link.compile_unit(copy.function, [READ, ARRAY], CAPABILITY, fastmath=True)
 
 
 def test_what_a_kernel_calls_is_its_own(monkeypatch):
