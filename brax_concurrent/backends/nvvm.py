@@ -109,11 +109,18 @@ def new_module(name: str) -> Any:
     return module
 
 
-def mark_kernel(function: Any, threads: int = 0) -> None:
-    """Make a function of a module a kernel, of blocks of at most so many threads; 0: of any number."""
+def mark_kernel(function: Any, threads: int = 0, blocks: int = 0) -> None:
+    """Make a function of a module a kernel.
+
+    Args:
+        function: of llvmlite.
+        threads: of a block at most; 0: any number.
+        blocks: so many must fit a multiprocessor, whatever registers have to be spilled for it; 0: no matter.
+    """
     module = function.module
     words = [function, ir.MetaDataString(module, "kernel"), _I32(1)]
     words += [ir.MetaDataString(module, "maxntidx"), _I32(threads)] if threads else []
+    words += [ir.MetaDataString(module, "minctasm"), _I32(blocks)] if blocks else []
     module.add_named_metadata("nvvm.annotations", module.add_metadata(words))
 
 

@@ -36,6 +36,10 @@ from brax_concurrent.backends.task_objects import task_key
 
 _I32, _I64 = ir.IntType(32), ir.IntType(64)
 _GLOBAL = 1  # the address space
+# Blocks that must fit a multiprocessor. A kernel's parameters are operands of instructions if it is launched by itself;
+# here they are loaded into registers. Networks' convolutions need 160 to 200 then, which leaves three blocks. For four
+# about 100 bytes are spilled, for five 500, for eight 1900.
+WORKERS = 4
 _CALLER = str(task_cuda.__file__)
 _FAST = ("-ftz=1", "-prec-div=0", "-prec-sqrt=0")  # as Numba's fastmath on a GPU
 
@@ -204,7 +208,7 @@ def frame_ir(symbol: str, dispatcher: str) -> str:
     shared = ir.GlobalVariable(module, kind, "state", addrspace=3)
     shared.linkage, shared.initializer = "internal", ir.Constant(kind, ir.Undefined)
     kernel = ir.Function(module, ir.FunctionType(ir.VoidType(), [_I64] * PARAMETERS), symbol)
-    nvvm.mark_kernel(kernel, BLOCK)
+    nvvm.mark_kernel(kernel, BLOCK, WORKERS)
     builder = ir.IRBuilder(kernel.append_basic_block("entry"))
     dispatch = ir.Function(
         module, ir.FunctionType(_I32, [ir.PointerType(_I32), *[_I64] * (1 + PARAMETERS)]), dispatcher
