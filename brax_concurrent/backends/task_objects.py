@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from llvmlite import binding
+from numba.core.registry import cpu_target
+from numba.core.runtime import rtsys
 
 from brax_concurrent.backends import cpu
 from brax_concurrent.backends.arguments import ArgumentType
@@ -26,7 +28,12 @@ def kept(function: Callable[..., Any], arguments: Sequence[ArgumentType], option
     """
     symbol = _symbol(function, arguments, options)
     code = None if symbol is None else ObjectCache().get(symbol)
-    return None if symbol is None or code is None else cpu.Code(symbol, code)
+    if symbol is None or code is None:
+        return None
+    # Code calls Numba's runtime, which Numba makes known when it first compiles. Where a name is not known, LLVM leaves
+    # the others in the code unresolved as well, such as those of the C library's functions: a call is a crash.
+    rtsys.initialize(cpu_target.target_context)
+    return cpu.Code(symbol, code)
 
 
 def keep(

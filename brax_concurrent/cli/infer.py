@@ -140,5 +140,5 @@ def _time(network: Network, scheduler: str, knobs: dict[str, Any], runs: int) ->
     median = statistics.median(times)
     print(
         f"{runs} run{'s' if runs > 1 else ''}: median {1e3 * median:.3f} ms ({min(times) * 1e3:.3f} to "
-        f"{max(times) * 1e3:.3f}), {network.batch / median:,.0f} images/s"
+        f"{max(times) * 1e3:.3f}), {network.batch / median:,.4g} images/s"
     )

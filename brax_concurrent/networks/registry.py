@@ -48,6 +48,8 @@ def _entry(module: str, dynamic: bool, **small: Any) -> Entry:
 
 NETWORKS: dict[str, Entry] = {
     "instanas": _entry("instanas", True, input_shape=(16, 16, 3), stem=8, head=32, stages=((8, 2, 1), (12, 2, 2))),
+    "dynamic_routing": _entry("dynamic_routing", True, image_size=(64, 64), layers=6, channels=16, classes=5),
+    "condconv": _entry("condconv", False, image_size=48, width=0.25, depth=0.5, classes=10),
     "squeezenet": _entry("squeezenet", False, image_size=64, squeeze=4, classes=10),
     "randomwire": _entry("randomwire", False, image_size=64, channels=8, nodes=10, features=64, classes=10),
     "nasnet": _entry("nasnet", False, image_size=64, filters=16, stem_filters=8, repeats=1, classes=10),

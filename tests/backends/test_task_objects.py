@@ -1,5 +1,8 @@
 """Tasks' kernels from the disk: the same results and exceptions, without Numba."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
@@ -53,6 +56,30 @@ def test_a_kernel_is_compiled_once_and_computes_the_same_from_the_disk(folder, m
         run(kernel(), [4.0, -1.0])
     assert error.value.unit == 1
     assert isinstance(error.value.__cause__, ValueError)
+
+
+# A kernel that calls the C library, and Numba's runtime: an array is passed on.
+PROGRAM = """
+import numpy as np
+from brax_concurrent.networks.graph import Graph
+from brax_concurrent.networks.network import Network
+
+graph = Graph("toy", (4, 4, 3))
+graph.output(y=graph.conv(graph.input, 4, activation="tanh"))
+print(Network(graph, device="cpu")(np.ones((4, 4, 3), np.float32), "serial"))
+"""
+
+
+@pytest.mark.slow
+def test_a_process_that_compiles_nothing_runs_what_calls_the_c_library(folder):
+    program = folder / "program.py"
+    program.write_text(PROGRAM)
+    first, second = (
+        subprocess.run([sys.executable, str(program)], capture_output=True, text=True, timeout=120) for _ in range(2)
+    )
+    assert first.returncode == 0, first.stderr
+    assert second.returncode == 0, second.stderr
+    assert second.stdout == first.stdout
 
 
 def test_another_kernel_or_other_types_are_compiled(folder, monkeypatch):
