@@ -86,7 +86,8 @@ class DeviceArray:
             raise ValueError(f"expected {self.dtype}{self.shape}, got {values.dtype}{values.shape}")
         source = np.ascontiguousarray(values)
         size = c_size_t(source.nbytes)
-        cuda_driver.call("cuMemcpyHtoD_v2", c_uint64(self.address), c_void_p(source.ctypes.data), size)
+        with self._context():
+            cuda_driver.call("cuMemcpyHtoD_v2", c_uint64(self.address), c_void_p(source.ctypes.data), size)
 
     def copy_to_host(self) -> np.ndarray:
         """All elements, when what was launched on the default stream has finished.
@@ -98,8 +99,15 @@ class DeviceArray:
         self._check_whole()
         found = np.empty(self.shape, self.dtype)
         size = c_size_t(found.nbytes)
-        cuda_driver.call("cuMemcpyDtoH_v2", c_void_p(found.ctypes.data), c_uint64(self.address), size)
+        with self._context():
+            cuda_driver.call("cuMemcpyDtoH_v2", c_void_p(found.ctypes.data), c_uint64(self.address), size)
         return found
+
+    def _context(self) -> Any:
+        """Makes the memory's GPU current in a `with` block."""
+        from brax_concurrent.backends import task_cuda  # needs numba-cuda
+
+        return task_cuda.device_of((self.address,))
 
     def _check_whole(self) -> None:
         if self.strides != _strides(self.shape, self.dtype):
