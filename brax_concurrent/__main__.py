@@ -1,8 +1,6 @@
 """`python -m brax_concurrent` is the command `brax-concurrent`."""
 
-import sys
-
-from brax_concurrent.cli import main
+from brax_concurrent.cli import command
 
 if __name__ == "__main__":
-    sys.exit(main())
+    command()

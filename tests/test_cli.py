@@ -433,3 +433,31 @@ def test_a_lie_about_a_robot_is_named(capsys, monkeypatch):
 def test_robots_agree(robot, dtype, capsys):
     assert run("check", robot, "--dtype", dtype, "--states", 100) == 0
     assert capsys.readouterr().out.endswith("agrees\n")
+
+
+def test_an_interrupted_process_ends_at_once(monkeypatch):
+    """Without taking down what threads of XLA's still use; not where main is called as a function."""
+    ended = []
+    monkeypatch.setattr(os, "_exit", ended.append)
+    for code in (0, 1, 130):
+        monkeypatch.setattr(cli, "main", lambda code=code: code)
+        with pytest.raises(SystemExit) as stopped:
+            cli.command()
+        assert stopped.value.code == code
+    assert ended == [130]
+
+
+def test_ctrl_c_while_an_extension_starts(monkeypatch, capsys):
+    """NumPy's, for example, which says ImportError."""
+
+    def run(options):
+        raise ImportError("numpy._core.multiarray failed to import") from KeyboardInterrupt()
+
+    monkeypatch.setattr(cli.envs, "run", run)
+    assert cli.main(["envs"]) == 130
+    assert capsys.readouterr().err == "brax-concurrent: interrupted; nothing was kept\n"
+
+
+def test_the_commands_are_told_without_jax():
+    code = "import sys, brax_concurrent.cli as cli; cli._parser(); sys.exit('jax' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

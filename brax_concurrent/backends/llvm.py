@@ -297,7 +297,8 @@ class Emitter:
         if v.dtype == "f":
             return {"add": b.fadd, "sub": b.fsub, "mul": b.fmul, "div": b.fdiv, "neg": self.negative}[op](*args)
         table = {"add": b.add, "sub": b.sub, "mul": b.mul, "neg": b.neg, "and": b.and_, "or": b.or_, "xor": b.xor,
-                 "shl": b.shl, "lshr": b.lshr, "not": b.not_}  # fmt: skip
+                 "shl": b.shl, "lshr": b.lshr, "ashr": b.ashr, "quotient": b.sdiv, "remainder": b.srem,
+                 "unsigned quotient": b.udiv, "unsigned remainder": b.urem, "not": b.not_}  # fmt: skip
         return table[op](*args)
 
     def negative(self, x: Any) -> Any:

@@ -244,7 +244,7 @@ class Builder:
         self, op: str, args: tuple[Operand, ...], dtype: str, attr: Any = None, uniform: bool | None = None
     ) -> Value:
         """The value of a pure operation; an equal one that is in sight is used again."""
-        key = (op, attr, tuple(a.ident if isinstance(a, Value) else (type(a), a) for a in args))
+        key = (op, attr, tuple(a.ident if isinstance(a, Value) else _told_apart(a) for a in args))
         block: Block | None = self.block
         while block is not None:
             if key in block.known:
@@ -377,7 +377,7 @@ class Builder:
     def select(self, cond: Operand, a: Operand, b: Operand) -> Operand:
         if not is_value(cond):
             return a if cond else b
-        if a is b or (not is_value(a) and not is_value(b) and type(a) is type(b) and a == b):
+        if a is b or (not is_value(a) and not is_value(b) and _told_apart(a) == _told_apart(b)):
             return a
         typed = next((x for x in (a, b) if isinstance(x, Value)), None)
         dtype = typed.dtype if typed is not None else _number_type(a, b)
@@ -400,6 +400,11 @@ class Builder:
 
     def statement(self, item: Any) -> None:
         self.block.body.append(item)
+
+
+def _told_apart(a: Any) -> tuple[type, Any, bool]:
+    """A constant as a key: Python takes 0, 0.0, -0.0 and False for equal."""
+    return type(a), a, a == 0 and math.copysign(1.0, a) < 0
 
 
 def _number_type(a: Any, b: Any) -> str:

@@ -57,14 +57,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"brax-concurrent: error: {error}", file=sys.stderr)
         return error.code
     except KeyboardInterrupt:
-        print("brax-concurrent: interrupted; nothing was kept", file=sys.stderr)
-        return INTERRUPTED
+        return _interrupted()
+    except ImportError as error:  # which the start of an extension makes of Ctrl-C
+        if not isinstance(error.__cause__, KeyboardInterrupt):
+            raise
+        return _interrupted()
     except BrokenPipeError:  # whoever read the output, such as `head`, has had enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except OSError as error:  # such as a full disk behind the output
         print(f"brax-concurrent: error: {error}", file=sys.stderr)
         return FAILED
+
+
+def command() -> None:
+    """Run the command and end the process with its exit code."""
+    code = main()
+    if code == INTERRUPTED:
+        # XLA goes on compiling in a thread of its own, and crashes when what it uses is taken down before it.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
+
+
+def _interrupted() -> int:
+    print("brax-concurrent: interrupted; nothing was kept", file=sys.stderr)
+    return INTERRUPTED
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import jax
-
 from brax_concurrent import __version__
 from brax_concurrent.cli.common import FAILED, OK, CommandError, add_place, at_least, wrong_arguments
 
@@ -150,6 +148,8 @@ def _measure(group: Sequence[_Case], arguments: argparse.Namespace) -> list[dict
 
 def _write(path: Path, groups: Sequence[Sequence[_Case]], results: Sequence[Mapping[str, Any]]) -> None:
     backend = groups[0][0].env.backend
+    import jax
+
     device = jax.local_devices(backend="cpu" if backend == "cpu" else "gpu")[0].device_kind
     contents = {"version": __version__, "backend": backend, "device": device, "results": list(results)}
     try:

@@ -46,6 +46,13 @@ def at_least(low: int) -> Callable[[str], int]:
     return whole_number
 
 
+def seed(text: str) -> int:
+    """What `jax.random.key` takes."""
+    if not text.isdecimal() or int(text) >= 1 << 63:
+        raise argparse.ArgumentTypeError(f"expected a whole number from 0 to 2**63 - 1, got {text!r}")
+    return int(text)
+
+
 def print_table(rows: Sequence[Sequence[str]], left: Sequence[int] = (0,)) -> None:
     """Columns as wide as they need; numbers to the right."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]

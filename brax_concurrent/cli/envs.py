@@ -8,8 +8,6 @@ import os
 import sys
 from typing import Any
 
-import jax
-
 from brax_concurrent.cli.common import OK, print_table
 
 _TABLE_ENVS = 1024  # environments for which the table says what memory one needs
@@ -53,6 +51,8 @@ def _threads() -> int:
 
 def _memory(env: Any) -> list[str]:
     """The columns state, carried, arena and beyond."""
+    import jax
+
     state = jax.eval_shape(env.reset, jax.random.key(0))
     carried = _row_bytes(state.internal)
     seen = _row_bytes(state) - carried
@@ -62,6 +62,8 @@ def _memory(env: Any) -> list[str]:
 
 def _row_bytes(tree: Any) -> int:
     """Bytes per environment of the arrays in a pytree."""
+    import jax
+
     return sum(x.size // x.shape[0] * x.dtype.itemsize for x in jax.tree.leaves(tree))
 
 

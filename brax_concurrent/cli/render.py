@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from brax_concurrent.cli.common import FAILED, OK, CommandError, add_place, at_least, refuse_path, wrong_arguments
+from brax_concurrent.cli.common import FAILED, OK, CommandError, add_place, at_least, refuse_path, seed, wrong_arguments
 
 if TYPE_CHECKING:
     from brax_concurrent.envs import Env
@@ -21,11 +21,15 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("target", help="a name that `brax-concurrent envs` lists, a folder of `train` or a policy")
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="ends in .mp4, .gif or .html")
     parser.add_argument("--steps", type=at_least(1), default=200, metavar="N", help="control steps (default 200)")
-    parser.add_argument("--seed", type=int, default=0, help="of resets and actions (default 0)")
+    parser.add_argument("--seed", type=seed, default=0, help="of resets and actions (default 0)")
     for name, pixels in (("width", 640), ("height", 480)):
         help_text = f"of a film, pixels, even (default {pixels})"
         parser.add_argument(f"--{name}", type=at_least(2), default=pixels, metavar="N", help=help_text)
-    parser.add_argument("--camera", metavar="NAME", help="of the model's (default: the first)")
+    parser.add_argument(
+        "--camera",
+        metavar="NAME",
+        help="of the model's: films are seen through it (default: the first), pages begin with it",
+    )
     parser.add_argument("--force", action="store_true", help="overwrite FILE if it exists")
     add_place(parser)
     parser.set_defaults(run=run)

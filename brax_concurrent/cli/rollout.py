@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 
 from brax_concurrent.cli.common import (
@@ -22,6 +21,7 @@ from brax_concurrent.cli.common import (
     add_place,
     at_least,
     refuse_path,
+    seed,
     wrong_arguments,
 )
 from brax_concurrent.training.files import whole_file
@@ -42,7 +42,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--steps", type=at_least(1), default=1000, metavar="N", help="control steps (default 1000)")
     parser.add_argument("--out", type=Path, metavar="FILE.npz", help="save the transitions as NumPy arrays")
     parser.add_argument("--force", action="store_true", help="overwrite FILE.npz if it exists")
-    parser.add_argument("--seed", type=int, default=0, help="of resets and actions (default 0)")
+    parser.add_argument("--seed", type=seed, default=0, help="of resets and actions (default 0)")
     parser.add_argument("--scheduler", default="serial", help="see the documentation of make (default serial)")
     parser.add_argument("--progress", action="store_true", help="show progress even where stderr is no terminal")
     add_place(parser)
@@ -51,6 +51,8 @@ def add_parser(subparsers: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Simulate, print statistics, write the file; returns the exit code."""
+    import jax
+
     from brax_concurrent.envs import make
 
     refuse_path("rollout", arguments.robot)
@@ -85,6 +87,8 @@ class _Rollout:
     """
 
     def __init__(self, env: Any, key: Any, steps: int):
+        import jax
+
         self.env, self.steps, self._policy = env, steps, random_policy(env)
         reset_key, self._key = jax.random.split(key)
         self.state = env.reset(reset_key)
@@ -93,12 +97,16 @@ class _Rollout:
             jax.block_until_ready(self._call(self.state, length, 0))
 
     def _call(self, state: Any, length: int, first: int) -> Any:
+        import jax
+
         from brax_concurrent.training.rollout import rollout
 
         return rollout(self.env, self._policy, None, state, jax.random.fold_in(self._key, first), length)
 
     def chunks(self) -> Iterator[tuple[int, Any]]:
         """(number of the first step, transitions) until all steps are done."""
+        import jax
+
         for first in range(0, self.steps, self.chunk):
             batch = self._call(self.state, min(self.chunk, self.steps - first), first)
             self.state = jax.block_until_ready(batch).state
@@ -107,6 +115,8 @@ class _Rollout:
 
 def random_policy(env: Any) -> Callable[..., Any]:
     """Actions uniform in the action space."""
+    import jax
+
     low, high = env.action_low, env.action_high
     log_density = -sum(math.log(b - a) for a, b in zip(low.tolist(), high.tolist(), strict=True))
 

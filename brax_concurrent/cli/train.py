@@ -17,6 +17,7 @@ from brax_concurrent.cli.common import (
     add_place,
     at_least,
     refuse_path,
+    seed,
     wrong_arguments,
 )
 
@@ -27,7 +28,7 @@ def add_parser(subparsers: Any) -> None:
     (progress.csv and TensorBoard's events) and checkpoints. Ctrl-C saves; --resume goes on."""
     parser = subparsers.add_parser("train", help="train a policy by PPO", description=text)
     parser.add_argument("robot", help="a name that `brax-concurrent envs` lists")
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="the run's folder")
+    parser.add_argument("--out", type=_folder, required=True, metavar="DIR", help="the run's folder")
     parser.add_argument(
         "--steps", type=_steps, metavar="N", help="environment steps, such as 5e6 (default: the robot's)"
     )
@@ -35,7 +36,7 @@ def add_parser(subparsers: Any) -> None:
         "--seconds", type=_seconds, metavar="S", help="stop after about S seconds without compiling, if that is sooner"
     )
     parser.add_argument("--resume", action="store_true", help="go on with the run in DIR from its newest checkpoint")
-    parser.add_argument("--seed", type=at_least(0), metavar="N", help="of all random numbers (default 0)")
+    parser.add_argument("--seed", type=seed, metavar="N", help="of all random numbers (default 0)")
     parser.add_argument("--num-envs", type=at_least(1), metavar="N", help="environments (default: the robot's)")
     parser.add_argument(
         *("--set",),
@@ -54,7 +55,8 @@ def run(arguments: argparse.Namespace) -> int:
     refuse_path("train", arguments.robot)
     try:
         from brax_concurrent.training.checkpoint import CheckpointError
-        from brax_concurrent.training.train import Interrupted, NotFiniteError, train
+        from brax_concurrent.training.policy import POLICY
+        from brax_concurrent.training.train import FolderInUseError, NotFiniteError, train
     except ModuleNotFoundError as error:
         raise missing(error, "brax-concurrent[train]") from error
     try:
@@ -71,14 +73,17 @@ def run(arguments: argparse.Namespace) -> int:
                 threads=arguments.threads,
                 report=lambda line: print(line, flush=True),
             )
+    except FolderInUseError as error:
+        raise CommandError(str(error).partition(": ")[2], FAILED) from error
     except FileExistsError as error:
         raise CommandError(f"{arguments.out} holds a run already: --resume goes on with it", USAGE) from error
     except (CheckpointError, NotFiniteError) as error:
         raise CommandError(str(error), FAILED) from error
     except OSError as error:
         raise CommandError(f"cannot write {arguments.out}: {error.strerror or error}", FAILED) from error
-    except Interrupted as interruption:
-        print(f"brax-concurrent: interrupted: {interruption}", file=sys.stderr)
+    except KeyboardInterrupt as interruption:
+        before = "what was saved before is kept" if (arguments.out / POLICY).exists() else "nothing had been learnt yet"
+        print(f"brax-concurrent: interrupted: {str(interruption) or before}", file=sys.stderr)
         return INTERRUPTED
     clock = result.clock
     print(
@@ -122,6 +127,12 @@ def setting(text: str) -> tuple[str, str]:
     if not (name.isidentifier() and equals and value):
         raise argparse.ArgumentTypeError(f"expected NAME=VALUE, got {text!r}")
     return name, value
+
+
+def _folder(text: str) -> Path:
+    if not text:
+        raise argparse.ArgumentTypeError("expected a folder, got ''; '.' is the one you are in")
+    return Path(text)
 
 
 def _steps(text: str) -> int:

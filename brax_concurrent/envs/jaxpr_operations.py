@@ -46,34 +46,30 @@ def each(function: Callable[..., Any], *args: Scalars) -> Scalars:
 
 
 def _plain(function: Callable[..., Any]) -> Callable[..., Callable[..., Any]]:
-    return lambda params, kind: function
+    return lambda params, dtype: function
 
 
 def _real(function: Callable[..., Any]) -> Callable[..., Callable[..., Any]]:
     """An operation that there is for floating-point numbers only, and for known ones."""
 
-    def choose(params: Any, kind: str) -> Callable[..., Any]:
-        if kind == "f":
+    def choose(params: Any, dtype: np.dtype) -> Callable[..., Any]:
+        if dtype.kind == "f":
             return function
         raise RefusedError("is there for floating-point numbers only")
 
     return choose
 
 
-def _quotient(params: Any, kind: str) -> Callable[..., Any]:
-    return functions.divide if kind == "f" else functools.partial(_whole, lambda a, b: int(a / b) if b else -1)
+def _quotient(params: Any, dtype: np.dtype) -> Callable[..., Any]:
+    return functions.divide if dtype.kind == "f" else functions.whole_quotient
 
 
-def _rest(params: Any, kind: str) -> Callable[..., Any]:
-    return (
-        functions.remainder if kind == "f" else functools.partial(_whole, lambda a, b: a - b * int(a / b) if b else a)
-    )
+def _rest(params: Any, dtype: np.dtype) -> Callable[..., Any]:
+    return functions.remainder if dtype.kind == "f" else functions.whole_remainder
 
 
-def _whole(function: Callable[..., int], a: Any, b: Any) -> int:
-    if isinstance(a, Value) or isinstance(b, Value):
-        raise RefusedError("of integers that are not known while tracing has no counterpart in kernels")
-    return function(a, b)
+def _shift(function: Callable[..., Any]) -> Callable[..., Callable[..., Any]]:
+    return lambda params, dtype: functools.partial(function, width=8 * dtype.itemsize)
 
 
 def _not(x: Any) -> Any:
@@ -82,28 +78,37 @@ def _not(x: Any) -> Any:
     return not x if _is_bool(x) else ~x
 
 
-def _convert(params: Any, kind: str) -> Callable[[Any], Any]:
-    if kind == "b":
+def _convert(params: Any, dtype: np.dtype) -> Callable[[Any], Any]:
+    if dtype.kind == "b":
         return lambda x: x if _is_bool(x) else x != 0
-    if kind == "f":
+    if dtype.kind == "f":
         return ops.to_float
-    return _whole_number
+    return functools.partial(_whole_number, width=8 * dtype.itemsize)
 
 
-def _whole_number(x: Any) -> Any:
-    """Truncated toward 0; the nearest 32-bit integer beyond those, 0 for NaN."""
+def _whole_number(x: Any, width: int) -> Any:
+    """Truncated toward 0; the nearest integer of that many bits beyond those, at run time of 32 bits; 0 for NaN."""
     if not isinstance(x, float) and not (isinstance(x, Value) and x.dtype == "f"):
         return ops.to_int(x)
-    inside = ops.absolute(x) < 2.0**31
-    beyond = ops.where(x > 0.0, 2**31 - 1, ops.where(x < 0.0, -(2**31), 0))
+    limit = 2 ** (31 if isinstance(x, Value) else width - 1)
+    inside = ops.absolute(x) < float(limit)
+    beyond = ops.where(x > 0.0, limit - 1, ops.where(x < 0.0, -limit, 0))
     return ops.where(inside, ops.to_int(ops.where(inside, x, 0.0)), beyond)
+
+
+def wrapped(array: Scalars, dtype: np.dtype) -> Scalars:
+    """Known whole numbers as those of `dtype`: modulo a power of two."""
+    least, count = int(np.iinfo(dtype).min), 1 << (8 * dtype.itemsize)
+    if all(isinstance(x, Value) or (type(x) is int and 0 <= x - least < count) for x in array.flat):
+        return array
+    return each(lambda x: x if isinstance(x, Value) else (int(x) - least) % count + least, array)
 
 
 def _is_bool(x: Any) -> bool:
     return x.dtype == "b" if isinstance(x, Value) else isinstance(x, (bool, np.bool_))
 
 
-def _round(params: Any, kind: str) -> Callable[[Any], Any]:
+def _round(params: Any, dtype: np.dtype) -> Callable[[Any], Any]:
     if int(params["rounding_method"]) == 1:  # ties to even
         return lambda x: ops.rint(x) if isinstance(x, Value) else float(np.rint(x))
     return lambda x: functions.sign(x) * functions.floor(ops.absolute(x) + 0.5)
@@ -129,6 +134,12 @@ def _less(a: Any, b: Any) -> Any:
 
 def _less_or_equal(a: Any, b: Any) -> Any:
     return ops.either(ops.negate(a), b) if _is_bool(a) else a <= b
+
+
+def _before(a: Any, b: Any) -> Any:
+    """The order that sorting and searching go by: NaN comes last."""
+    kind = next((x.dtype for x in (a, b) if isinstance(x, Value)), "f" if isinstance(a, float) else "i")
+    return ops.either(a < b, ops.both(b != b, a == a)) if kind == "f" else _less(a, b)
 
 
 def _greater(a: Any, b: Any) -> Any:
@@ -163,7 +174,7 @@ def _power(x: Any, y: Any) -> Any:
 
 _and, _or, _xor = _commutative(operator.and_), _commutative(operator.or_), _commutative(operator.xor)
 
-ELEMENTWISE: dict[str, Callable[[Any, str], Callable[..., Any]]] = {
+ELEMENTWISE: dict[str, Callable[[Any, np.dtype], Callable[..., Any]]] = {
     "add": _plain(operator.add),
     "add_any": _plain(operator.add),
     "sub": _plain(operator.sub),
@@ -181,7 +192,7 @@ ELEMENTWISE: dict[str, Callable[[Any, str], Callable[..., Any]]] = {
     "sqrt": _plain(_sqrt),
     "rsqrt": _plain(lambda x: functions.divide(1.0, _sqrt(x))),
     "square": _plain(lambda x: x * x),
-    "integer_pow": lambda params, kind: functools.partial(_integer_power, n=params["y"]),
+    "integer_pow": lambda params, dtype: functools.partial(_integer_power, n=params["y"]),
     "pow": _real(_power),
     "exp": _plain(functions.exp),
     "exp2": _plain(lambda x: functions.exp(x * 0.693147180559945286)),
@@ -204,12 +215,17 @@ ELEMENTWISE: dict[str, Callable[[Any, str], Callable[..., Any]]] = {
     "le": _plain(_less_or_equal),
     "gt": _plain(_greater),
     "ge": _plain(lambda a, b: _less_or_equal(b, a)),
+    "lt_to": _plain(_before),
+    "le_to": _plain(lambda a, b: ops.negate(_before(b, a))),
     "eq": _plain(operator.eq),
     "ne": _plain(operator.ne),
     "and": _plain(_and),
     "or": _plain(_or),
     "xor": _plain(_xor),
     "not": _plain(_not),
+    "shift_left": _shift(functions.shift_left),
+    "shift_right_logical": _shift(functions.shift_right_logical),
+    "shift_right_arithmetic": _shift(functions.shift_right_arithmetic),
     "select_n": _plain(select),
     "clamp": _plain(_clamp),
     "convert_element_type": _convert,
@@ -335,30 +351,3 @@ REDUCTIONS: dict[str, Callable[[Sequence[Any]], Any]] = {
     "argmax": _first(_greater),
     "argmin": _first(_less),
 }
-
-
-def dynamic_slice(sizes: Sequence[int], x: Scalars, *starts: Scalars) -> Scalars:
-    """A slice. From a start that is known at run time only: looked up in constants, else chosen among all."""
-    for axis, (size, start) in enumerate(zip(sizes, starts, strict=True)):
-        last, index = x.shape[axis] - size, start.item()
-        if not isinstance(index, Value):
-            first = min(max(int(index), 0), last)
-            x = np.take(x, range(first, first + size), axis)
-            continue
-        slices = [np.take(x, range(i, i + size), axis) for i in range(last + 1)]
-        kinds = {type(element) for element in x.flat}
-        if len(kinds) == 1 and kinds <= {float, int}:
-            place = functions.minimum(functions.maximum(index, 0), last)
-            rows = np.stack(slices, axis=-1).reshape(-1, last + 1)
-            x = filled([_look_up(place, tuple(row)) for row in rows], slices[0].shape)
-        else:
-            x = slices[last]
-            for i in reversed(range(last)):
-                x = each(functools.partial(ops.where, index <= i), slices[i], x)
-    return x
-
-
-def _look_up(place: Value, constants: tuple[Any, ...]) -> Any:
-    if all(c == constants[0] for c in constants):
-        return constants[0]
-    return place.tracer.emit("table", (place,), "f" if isinstance(constants[0], float) else "i", constants)

@@ -21,6 +21,25 @@ Supply = Callable[[Path, tuple[int, ...], str], Any]
 """Gives the component `index` of the array `path`, of the kind "f", "i" or "b": `supply(path, index, kind)`."""
 
 
+_MISTAKES: dict[type[Exception], str] = {
+    jax.errors.TracerArrayConversionError: (
+        "NumPy needs numbers, and these are known in a step only: use jax.numpy's functions, and jnp.asarray(table)[i] "
+        "for a table of NumPy's"
+    ),
+    jax.errors.TracerIntegerConversionError: (
+        "a list is indexed by a number that is known in a step only: use jnp.asarray(list)[i]"
+    ),
+    jax.errors.NonConcreteBooleanIndexError: (
+        "how many elements x[condition] has is known in a step only: use jnp.where(condition, x, 0.0)"
+    ),
+    jax.errors.ConcretizationTypeError: (
+        "Python's `if`, `and`, `float` and the like need a number, and this one is known in a step only: use jnp.where "
+        "and its like"
+    ),
+}
+"""What a user does who takes what is traced for numbers, by JAX's error."""
+
+
 class Method:
     """A user's method, traced by JAX.
 
@@ -66,12 +85,10 @@ class Method:
                 jax.eval_shape(call, given)
                 given["noise"] = [jax.ShapeDtypeStruct(dims, noise) for _, dims in self.requests]
             self._closed, self.result = jax.make_jaxpr(call, return_shape=True)(given)
-        except jax.errors.ConcretizationTypeError as error:
+        except tuple(_MISTAKES) as error:
             said = str(error).partition("\n")[0]
-            raise TypeError(
-                f"{label}: Python's `if`, `and`, `float` and the like need a number, and this one is known in a step "
-                f"only: use jnp.where and its like ({said})"
-            ) from error
+            told = next(text for kind, text in _MISTAKES.items() if isinstance(error, kind))
+            raise TypeError(f"{label}: {told} ({said})") from error
         leaves, _ = jax.tree_util.tree_flatten_with_path(given)
         self._inputs = [
             (tuple(str(getattr(k, "key", getattr(k, "idx", k))) for k in path), leaf) for path, leaf in leaves

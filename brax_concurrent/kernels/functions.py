@@ -153,11 +153,11 @@ def logistic(x: Any) -> Any:
 
 @_or_numpy(np.arctan2)
 def arctan2(y: Any, x: Any) -> Any:
-    """The angle of the point (x, y), rad, from -pi to pi; 0 at the origin."""
+    """The angle of the point (x, y), rad, from -pi to pi. Zeros have signs, and infinities are of one size."""
     a, b = absolute(y), absolute(x)
     steep = a > b
-    large = where(steep, a, b)
-    t = where(steep, b, a) / where(large == 0.0, 1.0, large)
+    large, small = where(steep, a, b), where(steep, b, a)
+    t = where(both(a == math.inf, b == math.inf), 1.0, small / where(large == 0.0, 1.0, large))
     upper = t > _TAN_PI_8
     z = where(upper, (t - 1.0) / (t + 1.0), t)
     square = z * z
@@ -167,8 +167,13 @@ def arctan2(y: Any, x: Any) -> Any:
         ratio = _horner(square, _ATAN_P) / _horner(square, _ATAN_Q)
     angle = ops.fma(z * square, ratio, z) + where(upper, math.pi / 4, 0.0)
     angle = where(steep, math.pi / 2 - angle, angle)
-    angle = where(x < 0.0, math.pi - angle, angle)
-    return where(y < 0.0, -angle, angle)
+    angle = where(_has_minus(x), math.pi - angle, angle)
+    return where(_has_minus(y), -angle, angle)
+
+
+def _has_minus(x: Any) -> Any:
+    """Whether x is below 0, or the zero that is."""
+    return x.tracer.emit("bits", (x,), "i") < 0 if isinstance(x, Value) else math.copysign(1.0, x) < 0
 
 
 def arctan(x: Any) -> Any:
@@ -288,3 +293,51 @@ def sign(x: Any) -> Any:
     """-1, 0 or 1; NaN of NaN."""
     one = 1.0 if isinstance(x, float) or (isinstance(x, Value) and x.dtype == "f") else 1
     return where(x > 0, one, where(x < 0, -one, x))
+
+
+# ---- Whole numbers. Known ones are of any size: whoever calls wraps them.
+
+
+def whole_quotient(a: Any, b: Any) -> Any:
+    """The quotient of integers, truncated toward 0; as in JAX -1 where b is 0."""
+    if isinstance(a, Value) or isinstance(b, Value):
+        return where(b == 0, -1, where(b == -1, -a, _divided("quotient", a, b)))
+    size = abs(a) // abs(b) if b else 1
+    return size if (a < 0) == (b < 0) and b else -size
+
+
+def whole_remainder(a: Any, b: Any) -> Any:
+    """The remainder of integers with a's sign; as in JAX a itself where b is 0."""
+    if isinstance(a, Value) or isinstance(b, Value):
+        return where(b == 0, a, where(b == -1, 0, _divided("remainder", a, b)))
+    size = abs(a) % abs(b) if b else abs(a)
+    return -size if a < 0 else size
+
+
+def _divided(op: str, a: Any, b: Any) -> Any:
+    """What a processor does; by 1 where its division would trap, in lanes that are not asked for too."""
+    tracer = (a if isinstance(a, Value) else b).tracer
+    return tracer.emit(op, (a, where(either(b == 0, b == -1), 1, b)), "i")
+
+
+def shift_left(a: Any, bits: Any, width: int = 32) -> Any:
+    """`a << bits`; 0 if that is no number of bits from 0 to `width` - 1. Of traced values, whose width is 32."""
+    return _shifted("shl", lambda: a << bits, 0, a, bits, width)
+
+
+def shift_right_logical(a: Any, bits: Any, width: int = 32) -> Any:
+    """`a >> bits` with zeros from the left; 0 if that is no number of bits from 0 to `width` - 1."""
+    return _shifted("lshr", lambda: (a % (1 << width)) >> bits, 0, a, bits, width)
+
+
+def shift_right_arithmetic(a: Any, bits: Any, width: int = 32) -> Any:
+    """`a >> bits` with copies of the sign from the left; all of them if that is no number of bits below `width`."""
+    return _shifted("ashr", lambda: a >> bits, where(a < 0, -1, 0), a, bits, width)
+
+
+def _shifted(op: str, known: Callable[[], int], beyond: Any, a: Any, bits: Any, width: int) -> Any:
+    if not isinstance(a, Value) and not isinstance(bits, Value):
+        return known() if 0 <= bits < width else beyond
+    inside = both(bits >= 0, bits < 32)
+    tracer = (a if isinstance(a, Value) else bits).tracer
+    return where(inside, tracer.binary(op, a, where(inside, bits, 0)), beyond)

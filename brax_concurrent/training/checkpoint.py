@@ -31,12 +31,21 @@ class Checkpoints:
 
     Args:
         folder: where they are; made if it is not there.
+
+    Raises:
+        CheckpointError: there is something else, or it cannot be read.
     """
 
     def __init__(self, folder: Path):
         self.folder = folder.absolute()
+        if not self.folder.is_dir() and (self.folder.exists() or self.folder.is_symlink()):
+            raise CheckpointError(f"{self.folder} is no folder, so that no checkpoint can be there: move it away")
         options = ocp.CheckpointManagerOptions(max_to_keep=_KEPT, enable_async_checkpointing=False)
-        self._manager = ocp.CheckpointManager(self.folder, options=options)
+        try:
+            with _quiet():
+                self._manager = ocp.CheckpointManager(self.folder, options=options)
+        except Exception as error:
+            raise CheckpointError(f"cannot use {self.folder} for checkpoints: {_reason(error)}") from error
 
     def latest(self) -> int | None:
         """The iteration of the newest, None if there is none."""
@@ -84,11 +93,16 @@ class Checkpoints:
             raise CheckpointError(f"there is no checkpoint in {self.folder}")
         path = self.folder / str(iteration)
         leaves = _leaves(like)
+        lacking = [name for name in ("arrays", "contents") if not (path / name).is_dir()]
+        if lacking:
+            text = f"{path} is damaged or no checkpoint of a training run here: it lacks {' and '.join(lacking)}"
+            raise CheckpointError(text + self._earlier(iteration))
         contents = self._read(path, iteration, contents=ocp.args.JsonRestore())["contents"]
         try:
             about, found, digest = contents["about"], contents["arrays"], contents["digest"]
         except (KeyError, TypeError) as error:
-            raise CheckpointError(f"{path} is no checkpoint of a training run here: it lacks {error}") from error
+            text = f"{path} is no checkpoint of a training run here: it lacks {error}"
+            raise CheckpointError(text + self._earlier(iteration)) from error
         for name in dict.fromkeys([*leaves, *found]):
             expected = _kind(leaves[name]) if name in leaves else "nothing"
             if found.get(name, "nothing") != expected:
@@ -115,10 +129,11 @@ class Checkpoints:
             raise CheckpointError(text + self._earlier(iteration)) from error
 
     def _earlier(self, iteration: int) -> str:
-        """A hint at the checkpoint before that one."""
+        """What to do without that checkpoint."""
         steps = [step for step in self._manager.all_steps() if step != iteration]
-        folder = self.folder / str(iteration)
-        return f"; without {folder} a resumed run goes on from iteration {max(steps)}" if steps else ""
+        if not steps:
+            return "; there is no other: train in another folder"
+        return f"; without {self.folder / str(iteration)} a resumed run goes on from iteration {max(steps)}"
 
     def _before(self) -> str:
         self._manager.reload()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import io
 import math
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -30,6 +32,8 @@ class Log:
         iteration, steps: of the checkpoint that the run goes on from, 0 for a new run: what a process that was killed
             wrote after it is taken back.
 
+    A log that another version of the package began keeps its columns; what it lacks is empty in its rows.
+
     Raises:
         OSError: a file cannot be written.
         ValueError: what is there is no such log.
@@ -37,19 +41,24 @@ class Log:
 
     def __init__(self, folder: Path, iteration: int, steps: int):
         path = folder / CSV
-        rows = _rows_until(path, iteration) if path.exists() and iteration else []
+        found, rows = _read(path) if path.exists() and iteration else (COLUMNS, [])
+        names = (*COLUMNS, *(name for name in found if name not in COLUMNS))
+        text = io.StringIO(newline="")
+        table = csv.DictWriter(text, names, restval="")
+        table.writeheader()
+        table.writerows(row for row in rows if float(row["iteration"]) <= iteration)
         with whole_file(path) as file:
-            text = [",".join(COLUMNS), *(",".join(row[name] for name in COLUMNS) for row in rows)]
-            file.write(("\n".join(text) + "\n").encode())
+            file.write(text.getvalue().encode())
         self._file = open(path, "a", newline="")  # noqa: SIM115  # until close()
-        self._csv = csv.DictWriter(self._file, COLUMNS, restval="")
-        self._events = SummaryWriter(str(folder), purge_step=steps if iteration else None)
+        self._csv = csv.DictWriter(self._file, names, restval="")
+        self._events = SummaryWriter(str(folder), purge_step=steps + 1 if iteration else None)
 
     def write(self, row: Mapping[str, float]) -> None:
         """Add a row; numbers that are missing or NaN stay empty. Keys are of COLUMNS."""
         known = {name: value for name, value in row.items() if not math.isnan(value)}
         self._csv.writerow({name: f"{value:.9g}" for name, value in known.items()})
         self._file.flush()
+        os.fsync(self._file.fileno())  # as the checkpoint that follows: else a crash of the machine could lose the row
         for name, value in known.items():
             if name not in ("iteration", "steps"):
                 self._events.add_scalar(name, value, int(row["steps"]))
@@ -64,18 +73,25 @@ def read_csv(path: Path) -> list[dict[str, float]]:
     """Rows of a progress.csv; NaN where a row has no number.
 
     Raises:
-        ValueError: the file has other columns.
+        ValueError: the file is no training log.
     """
-    return [{name: float(text) if text else math.nan for name, text in row.items()} for row in _rows(path)]
+    empty = dict.fromkeys(COLUMNS, math.nan)
+    _, rows = _read(path)
+    return [empty | {name: float(text) if text else math.nan for name, text in row.items()} for row in rows]
 
 
-def _rows(path: Path) -> list[dict[str, str]]:
-    with open(path, newline="") as file:
-        reader = csv.DictReader(file)
-        if tuple(reader.fieldnames or ()) != COLUMNS:
-            raise ValueError(f"{path}: expected the columns of a training log, got {reader.fieldnames}")
-        return [row for row in reader if None not in row.values()]  # the last may be cut off by a kill
-
-
-def _rows_until(path: Path, iteration: int) -> list[dict[str, str]]:
-    return [row for row in _rows(path) if int(float(row["iteration"])) <= iteration]
+def _read(path: Path) -> tuple[tuple[str, ...], list[dict[str, str]]]:
+    """Columns and rows, but for a last one that was cut off by a kill."""
+    try:
+        with open(path, newline="") as file:
+            reader = csv.DictReader(file)
+            names = tuple(reader.fieldnames or ())
+            if not {"iteration", "steps"} <= set(names):
+                raise ValueError(f"expected the columns of a training log, got {list(names)}")
+            rows = [row for row in reader if None not in row.values()]
+        for row in rows:
+            if None in row or not float(row["iteration"]) >= 0:
+                raise ValueError(f"expected a number for each column, got {list(row.values())}")
+    except (ValueError, csv.Error) as error:
+        raise ValueError(f"{path} is damaged or no training log: {error}; move it away to begin another") from error
+    return names, rows

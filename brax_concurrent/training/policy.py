@@ -101,6 +101,8 @@ class Policy:
             OSError: it cannot be read.
         """
         try:
+            if path.is_file() and not zipfile.is_zipfile(path):
+                raise ValueError("it is no .npz archive")
             with open(path, "rb") as file, np.load(file, allow_pickle=False) as archive:
                 arrays = {name: archive[name] for name in archive.files}
             about = json.loads(str(arrays.pop("about")))
@@ -142,7 +144,7 @@ def applied_action(env: Env) -> Callable[[jax.Array], jax.Array]:
 
 
 def _check_sound(policy: Policy) -> None:
-    """Raise ValueError unless the sizes of all arrays follow from each other and all numbers are finite."""
+    """Raise ValueError unless the sizes of all arrays follow from each other and all numbers are what they can be."""
     if policy.activation not in networks.ACTIVATIONS:
         raise ValueError(f"there is no activation {policy.activation!r}")
     widths = [policy.observation_size, *(layer[0].shape[-1] for layer in policy.actor)]
@@ -156,3 +158,7 @@ def _check_sound(policy: Policy) -> None:
     for name, array in (networks.named(policy.actor, "actor") | {n: getattr(policy, n) for n in _ARRAYS}).items():
         if array.dtype != np.float32 or not np.isfinite(array).all():
             raise ValueError(f"{name} is not all finite numbers in single precision")
+    if (policy.variance < 0).any():
+        raise ValueError(f"variance has the negative number {policy.variance.min():g}")
+    if (policy.low > policy.high).any():
+        raise ValueError("low is above high")

@@ -324,7 +324,7 @@ def _prepared(
     advantage = gae(reward, estimate, next_estimate, *ends, config.discount, config.gae_lambda)
     target = advantage + estimate
     arrays = {name: getattr(batch, name.removeprefix("batch.")) for name in _CAUSES if name.startswith("batch.")}
-    arrays |= {"value": estimate, "advantage": advantage}
+    arrays |= {"value": estimate, "advantage": advantage, "observations' variance": seen.variance}
     bad = {name: _when(array.reshape(1, -1), 0) for name, array in arrays.items()}
     explained = 1.0 - (target - estimate).var() / (target.var() + 1e-8)
     normal = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
@@ -337,7 +337,16 @@ def _prepared(
 
 _NEVER = 2**31 - 1
 _CAUSES = (
-    *("batch.obs", "batch.action", "batch.log_prob", "batch.reward", "batch.final_obs", "value", "advantage"),
+    *(
+        "batch.obs",
+        "observations' variance",
+        "batch.action",
+        "batch.log_prob",
+        "batch.reward",
+        "batch.final_obs",
+        "value",
+        "advantage",
+    ),
     *("policy_loss", "value_loss", "entropy", "gradient_norm"),
 )
 """An earlier one, if it is not finite, makes the later ones so; parameters come last."""

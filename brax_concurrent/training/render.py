@@ -42,7 +42,7 @@ def render(
 
     Films (.mp4, .gif) are drawn by MuJoCo with OpenGL: by the library that MUJOCO_GL names, else GLFW where there is a
     display, else EGL, else OSMesa. A page (.html) needs no OpenGL: its script draws capsules and spheres, and boxes
-    around other shapes; it can be turned with the mouse.
+    around other shapes; it follows the robot, which is all that actuators move, and can be turned with the mouse.
 
     Args:
         robot: the name of a robot, a Task, the path or text of an MJCF file, or a compiled model.
@@ -51,7 +51,8 @@ def render(
         mocap_pos: (T, nmocap, 3) positions of the mocap bodies, m; None: the model's.
         dt: seconds between rows; None: the task's control step, of a model its timestep.
         width, height: of a film, pixels, even.
-        camera: name or number of one of the model's cameras; None: the first, or if there is none a free one.
+        camera: name or number of one of the model's cameras. A film is seen through it; None: through the first, or if
+            there is none through a free one. A page begins with its view; None: from the side, a little above.
 
     Returns:
         The path.
@@ -68,11 +69,12 @@ def render(
     mj, step = _model(robot)
     poses = _Poses(mj, qpos, mocap_pos)
     chosen, fps = _chosen_rows(len(poses.qpos), step if dt is None else dt)
+    number = _checked_camera(mj, camera)
     with _whole_file(path) as temporary:
         if path.suffix.lower() == ".html":
-            temporary.write_text(_page(poses, chosen, 1 / fps, path.stem))
+            temporary.write_text(_page(poses, chosen, 1 / fps, path.stem, number))
         else:
-            _film(poses, chosen, fps, temporary, _checked_size(width, height), _checked_camera(mj, camera))
+            _film(poses, chosen, fps, temporary, _checked_size(width, height), _view(mj, number))
     return path
 
 
@@ -135,18 +137,21 @@ def _checked_size(width: int, height: int) -> tuple[int, int]:
     return width, height
 
 
-def _checked_camera(mj: mujoco.MjModel, camera: str | int | None) -> mujoco.MjvCamera:
+def _checked_camera(mj: mujoco.MjModel, camera: str | int | None) -> int | None:
+    """Its number."""
+    names = [mj.camera(i).name for i in range(mj.ncam)]
+    if isinstance(camera, str) and camera in names:
+        return names.index(camera)
+    if camera is None or (isinstance(camera, int) and 0 <= camera < mj.ncam):
+        return camera
+    raise ValueError(f"camera: expected one of {names} or a number below {mj.ncam}, got {camera!r}")
+
+
+def _view(mj: mujoco.MjModel, camera: int | None) -> mujoco.MjvCamera:
     view = mujoco.MjvCamera()
     mujoco.mjv_defaultFreeCamera(mj, view)
-    if camera is None and not mj.ncam:
-        return view
-    number = 0 if camera is None else camera
-    names = [mj.camera(i).name for i in range(mj.ncam)]
-    if isinstance(number, str):
-        number = names.index(number) if number in names else -1
-    if not 0 <= number < mj.ncam:
-        raise ValueError(f"camera: expected one of {names} or a number below {mj.ncam}, got {camera!r}")
-    view.type, view.fixedcamid = mujoco.mjtCamera.mjCAMERA_FIXED, number
+    if camera is not None or mj.ncam:
+        view.type, view.fixedcamid = mujoco.mjtCamera.mjCAMERA_FIXED, camera or 0
     return view
 
 
@@ -236,32 +241,70 @@ def _opengl(mj: mujoco.MjModel, width: int, height: int) -> tuple[Any, mujoco.Mj
 # ---- Pages
 
 
-def _page(poses: _Poses, rows: Sequence[int], dt: float, title: str) -> str:
+_SIDE, _ABOVE = -1.2, 0.25  # azimuth and elevation, rad, that a page begins with
+_STEADY = 0.5  # s over which a page's view takes the mean of the robot's height: else the ground would bob
+
+
+def _page(poses: _Poses, rows: Sequence[int], dt: float, title: str, camera: int | None) -> str:
     mj = poses.mj
     shown = [g for g in range(mj.ngeom) if mj.geom_type[g] != mujoco.mjtGeom.mjGEOM_PLANE and _rgba(mj, g)[3] > 0]
     planes = [g for g in range(mj.ngeom) if mj.geom_type[g] == mujoco.mjtGeom.mjGEOM_PLANE and not mj.geom_bodyid[g]]
-    where = np.empty((len(rows), len(shown), 7), "<f4")
-    targets = []
+    where, bases, middles = np.empty((len(rows), len(shown), 7), "<f4"), np.empty((len(rows), 3)), []
+    trees, sight = _robot(mj), (_SIDE, _ABOVE, 0.0)
+    masses = mj.body_subtreemass[trees] + 1e-9
+    followed = [place for place, g in enumerate(shown) if mj.body_rootid[mj.geom_bodyid[g]] in trees]
     for frame, data in enumerate(poses.at(rows)):
         for place, g in enumerate(shown):
             where[frame, place, :3] = data.geom_xpos[g]
             quaternion = np.empty(4)
             mujoco.mju_mat2Quat(quaternion, data.geom_xmat[g])
             where[frame, place, 3:] = quaternion
-        targets.append(np.round(data.subtree_com[0], 4).tolist())
-    sizes = [np.linalg.norm(where[:, g, :3] - np.array(targets), axis=1).max() for g in range(len(shown))]
+        bases[frame] = np.average(data.xpos[trees], axis=0, weights=masses)
+        middles.append(np.average(data.subtree_com[trees], axis=0, weights=masses))
+        if frame == 0 and camera is not None:
+            sight = _sight(data, camera, middles[0])
+    targets = bases + np.mean(middles - bases, axis=0)  # so that a pendulum swings, and not the ground below it
+    reach = np.linalg.norm(where[:, followed, :3] - targets[:, None], axis=2) + mj.geom_rbound[shown][followed]
+    size = float(np.quantile(reach.max(axis=1), 0.9)) if followed else 0.5  # in all frames but the wildest
+    targets[:, 2] = _steadied(targets[:, 2], max(1, round(_STEADY / dt)))
     scene = {
         "dt": dt,
         "frames": len(rows),
-        "distance": 1.0 + 2.5 * max(sizes, default=1.0),
+        "size": size,
+        "azimuth": sight[0],
+        "elevation": sight[1],
+        "distance": sight[2] or 3.0 * size,
         "ground": float(mj.geom_pos[planes[0], 2]) if planes else None,
         "geoms": [_shape(mj, g) for g in shown],
-        "targets": targets,
+        "targets": np.round(targets, 4).tolist(),
         "poses": base64.b64encode(where.tobytes()).decode(),
     }
     # "<" could begin a tag, also inside a script.
     told = json.dumps(scene).replace("<", "\\u003c")
     return string.Template(_TEMPLATE.read_text()).substitute(title=html.escape(title), scene=told)
+
+
+def _robot(mj: mujoco.MjModel) -> list[int]:
+    """The roots of the trees of bodies that actuators move; if there are none of all that move, else of all."""
+    joint = (mujoco.mjtTrn.mjTRN_JOINT.value, mujoco.mjtTrn.mjTRN_JOINTINPARENT.value)
+    transmissions = zip(mj.actuator_trntype, mj.actuator_trnid[:, 0], strict=True)
+    actuated = {int(mj.jnt_bodyid[i]) for kind, i in transmissions if kind in joint}
+    moving = {int(body) for body in mj.jnt_bodyid}
+    bodies = actuated or moving or set(range(1, mj.nbody)) or {0}
+    return sorted({int(mj.body_rootid[body]) for body in bodies})
+
+
+def _sight(data: mujoco.MjData, camera: int, target: np.ndarray) -> tuple[float, float, float]:
+    """A camera's azimuth and elevation, rad, and how far in front of it the target is, m."""
+    back = data.cam_xmat[camera].reshape(3, 3)[:, 2]
+    distance = max(float((data.cam_xpos[camera] - target) @ back), 0.1)
+    return float(np.arctan2(back[1], back[0])), float(np.arcsin(np.clip(back[2], -1, 1))), distance
+
+
+def _steadied(heights: np.ndarray, frames: int) -> np.ndarray:
+    """Moving averages over so many frames; over fewer at the ends."""
+    ones = np.ones(min(frames, len(heights)))
+    return np.convolve(heights, ones, "same") / np.convolve(np.ones_like(heights), ones, "same")
 
 
 def _rgba(mj: mujoco.MjModel, geom: int) -> np.ndarray:

@@ -33,16 +33,18 @@ def empty(size: int) -> Statistics:
 def update(statistics: Statistics, observations: jax.Array) -> Statistics:
     """With a batch of observations (..., observation_size) added.
 
-    In single precision means and variances, not sums, are what stays accurate over billions of observations.
+    In single precision means and variances, not sums, are what stays accurate over billions of observations. A
+    variance is a sum of squares, never below 0, and exactly 0 of an entry that is always the same, however large.
 
     Source: Chan, Golub and LeVeque, "Algorithms for Computing the Sample Variance" (1983).
     """
     batch = observations.reshape(-1, observations.shape[-1])
     number = statistics.number + len(batch)
     weight = len(batch) / number
-    difference = batch.mean(0) - statistics.mean
+    shifted = batch - batch[0]  # numbers of the size of their spread, whose mean rounds no more than that
+    difference = batch[0] + shifted.mean(0) - statistics.mean
     mean = statistics.mean + weight * difference
-    within = (1.0 - weight) * statistics.variance + weight * batch.var(0)
+    within = (1.0 - weight) * statistics.variance + weight * shifted.var(0)
     return Statistics(number, mean, within + weight * (1.0 - weight) * jnp.square(difference))
 
 

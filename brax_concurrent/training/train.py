@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import fcntl
 import json
 import math
+import os
 import signal
 import threading
 import time
@@ -37,6 +39,10 @@ _LOCK = "lock"
 
 class NotFiniteError(RuntimeError):
     """NaN or infinity in what is learnt from or learnt."""
+
+
+class FolderInUseError(FileExistsError):
+    """Another process trains in the folder."""
 
 
 class Interrupted(KeyboardInterrupt):
@@ -119,7 +125,8 @@ def train(
 
     Raises:
         TypeError, ValueError: an argument is not what it should be; the message names it.
-        FileExistsError: `out` holds a run, and `resume` is False; or another process trains there.
+        FileExistsError: `out` holds a run that has learnt something, and `resume` is False; or, as a FolderInUseError,
+            another process trains there.
         CheckpointError: a checkpoint cannot be written, or not be gone on from.
         NotFiniteError: NaN or infinity came up; the checkpoints stay.
         Interrupted: Ctrl-C; a checkpoint was written.
@@ -135,9 +142,10 @@ def train(
     backend = resolve_backend(backend)
     device = jax.local_devices(backend="cpu" if backend == "cpu" else "gpu")[0]
     with jax.default_device(device):
-        settings = _settings(robot, out, config, seed, steps, backend, resume)
+        name, config, seed = _settings(robot, out, config, seed, steps, backend, resume)
         with _alone(out):
-            run = _Run(robot, out, *settings, seconds, resume, backend, threads, report)
+            _write_settings(out, name, config, seed)
+            run = _Run(robot, out, config, seed, seconds, resume, backend, threads, report)
             try:
                 return run.go()
             finally:
@@ -152,11 +160,15 @@ def _check_seed(seed: Any) -> None:
 @contextlib.contextmanager
 def _alone(out: Path) -> Iterator[None]:
     """Keep the folder of a run from other processes: two would take each other's checkpoints for damaged."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except FileExistsError as error:
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(out)) from error
     with (out / _LOCK).open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            raise FileExistsError(f"out: another process is training in {out}") from error
+            raise FolderInUseError(f"out: another process is training in {out}") from error
         yield
 
 
@@ -182,16 +194,23 @@ class _Run:
         self._checkpoints = Checkpoints(out / CHECKPOINTS)
         self._clock = Clock()
         self._iteration = 0
+        self._ended: list[ppo.Episodes] = []  # since the last row of the log
         self._carry = _start(env, config, self._key)
-        if resume and self._checkpoints.latest() is not None:  # else it was stopped before its first checkpoint
-            self._iteration, self._carry, about = self._checkpoints.restore(self._carry)
-            self._clock = Clock(**about["clock"])
+        if resume:
+            self._restore()
         self._iterations = math.ceil(config.steps / config.batch_size)
-        self._ended: list[ppo.Episodes] = []
         self._scores: Scores | None = None
-        report(f"{env.name}: {env.num_envs:,} environments, {env.backend}, {env.scheduler}; compiling")
-        self._compile()
-        self._log = Log(out, self._iteration, self.steps)
+        try:
+            self._log = Log(out, self._iteration, self.steps)
+        except ValueError as error:
+            raise CheckpointError(str(error)) from error
+        goes_on = f" after {self.steps:,} steps" if resume else ""
+        report(f"{env.name}{goes_on}: {env.num_envs:,} environments, {env.backend}, {env.scheduler}; compiling")
+        try:
+            self._compile()
+        except BaseException:  # it takes long enough to be interrupted in
+            self.close()
+            raise
 
     @property
     def steps(self) -> int:
@@ -204,23 +223,38 @@ class _Run:
         by_time = 0.0 if self._seconds is None else self._clock.total / self._seconds
         return max(self._iteration / self._iterations, by_time)
 
+    def _restore(self) -> None:
+        """Take the newest checkpoint up; there is none yet of a run that was stopped before its first."""
+        if self._checkpoints.latest() is None:
+            if (self._out / POLICY).exists():
+                raise CheckpointError(
+                    f"there is no checkpoint in {self._checkpoints.folder}, but {self._out / POLICY} holds what a run "
+                    "has learnt: train in another folder, or remove that file to begin again"
+                )
+            return
+        self._iteration, self._carry, about = self._checkpoints.restore(self._carry)
+        self._clock = Clock(**about["clock"])
+        self._ended = [ppo.Episodes(*about.get("ended", (0, 0.0, 0)))]
+
     def go(self) -> Result:
         """Train to the end."""
-        evaluations, interrupted = self._config.evaluations, False
+        evaluations = self._config.evaluations
         with _interruptible() as interrupt:
-            while self._progress < 1.0:
+            while self._progress < 1.0 and not interrupt.is_set():
                 before = int(self._progress * evaluations)
                 metrics = self._iterate()
-                interrupted = interrupt.is_set()
-                if interrupted:
-                    break
                 if int(self._progress * evaluations) > before or self._progress >= 1.0:
                     self._milestone(metrics)
-        if interrupted:
+        if self._progress < 1.0:
             self._save()
             raise Interrupted(f"saved {self._out} after {self.steps:,} steps; resume goes on from there")
-        if self._scores is None:  # the run had already ended
+        if self._scores is None:  # the run had already ended, perhaps in the middle of saving
+            self._report(
+                f"{self._out} has {self.steps:,} steps, in {self._clock.total:,.0f} s: nothing is left to do, unless "
+                "more steps or seconds are asked for"
+            )
             self._scores = self._scored()
+            self._save()
         return Result(self._policy(), self._scores, self.steps, self._clock, self._env)
 
     def close(self) -> None:
@@ -284,8 +318,7 @@ class _Run:
         """Evaluate, save, log and report."""
         self._scores = scores = self._scored()
         clock, config = self._clock, self._config
-        ended = ppo.Episodes(*(np.sum(x) for x in zip(*self._ended, strict=True)))
-        self._ended = []
+        ended, self._ended = self._sums(), []
         episodes = int(ended.number)
         row = metrics | {
             "iteration": self._iteration,
@@ -312,6 +345,10 @@ class _Run:
             f"{clock.total:,.0f} s"
         )
 
+    def _sums(self) -> ppo.Episodes:
+        """Of the episodes that ended since the last row of the log; in double precision, however they are grouped."""
+        return ppo.Episodes(*(np.sum(x, dtype=float) for x in zip(*self._ended, strict=True)))
+
     def _scored(self) -> Scores:
         start = time.perf_counter()
         key = jax.random.fold_in(self._key, 2**31 - 1)  # no iteration's
@@ -335,9 +372,11 @@ class _Run:
         )
 
     def _save(self) -> None:
-        clock = dataclasses.asdict(self._clock)
+        about = {"clock": dataclasses.asdict(self._clock), "steps": self.steps}
+        if self._ended:
+            about["ended"] = [float(x) for x in self._sums()]
         if self._checkpoints.latest() != self._iteration:
-            self._checkpoints.save(self._iteration, self._carry, {"clock": clock, "steps": self.steps})
+            self._checkpoints.save(self._iteration, self._carry, about)
         self._policy().save(self._out / POLICY)
 
 
@@ -382,23 +421,24 @@ def _interruptible() -> Iterator[threading.Event]:
 
 def _settings(
     robot: str | Task, out: Path, config: Config | None, seed: int | None, steps: int | None, backend: str, resume: bool
-) -> tuple[Config, int]:
-    """Configuration and seed of a new run, or of that in `out`; written there."""
+) -> tuple[str, Config, int]:
+    """Robot, configuration and seed of a new run, or of that in `out`."""
     name = robot.name if isinstance(robot, Task) else make(robot, 1, backend=backend).name
     if resume:
         kept = read_run(out)
         _check_same(out, kept, name, config, seed)
         config, seed = config or kept["config"], kept["seed"]
-    elif (out / RUN).exists():
+    elif (out / POLICY).exists() or ((out / CHECKPOINTS).is_dir() and any((out / CHECKPOINTS).iterdir())):
         raise FileExistsError(f"out: {out} holds a run already; resume it, or name another folder")
     config = config or preset(name, backend)
     config = config if steps is None else dataclasses.replace(config, steps=steps)
-    seed = seed or 0
+    return name, config, seed or 0
+
+
+def _write_settings(out: Path, name: str, config: Config, seed: int) -> None:
     about = {"robot": name, "seed": seed, "version": __version__, "config": dataclasses.asdict(config)}
-    out.mkdir(parents=True, exist_ok=True)
     with whole_file(out / RUN) as file:
         file.write((json.dumps(about, indent=1) + "\n").encode())
-    return config, seed
 
 
 def read_run(out: Path) -> dict[str, Any]:

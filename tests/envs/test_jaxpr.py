@@ -9,12 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jaxprs import compiled
 
-from brax_concurrent.backends.program import Value, walk
-from brax_concurrent.envs.jaxpr import UnsupportedOperationError, evaluate, supported_operations
-from brax_concurrent.envs.jaxpr_operations import filled
-from brax_concurrent.kernels.kernel import Kernel
-from tests.lanes import run_compiled
+from brax_concurrent.envs.jaxpr import UnsupportedOperationError, supported_operations
 
 jax.config.update("jax_platforms", "cpu")
 
@@ -44,6 +41,32 @@ FUNCTIONS = {
     "add at places": lambda x: x.at[jnp.array([0, 3])].add(x[:2]),
     "taking with a fill": lambda x: jnp.take(x, jnp.array([0, 3, 9]), mode="fill", fill_value=7.0),
     "taking without": lambda x: jnp.take(x, jnp.array([0, 3, 9]), mode="fill"),
+    "taking at places of run time": lambda x: (
+        jnp.take(jnp.asarray(TABLE), (3 * x).astype(int)) + jnp.take(x, jnp.argmax(x))
+    ),
+    "taking clipped": lambda x: jnp.take(x, (3 * x).astype(int), mode="clip"),
+    "taking along an axis": lambda x: jnp.take_along_axis(x.reshape(2, 2), (x[:2, None] > 0).astype(int), 1).reshape(
+        -1
+    ),
+    "a window of a matrix": lambda x: jax.vmap(lambda i: jax.lax.dynamic_slice(jnp.outer(x, x), (i, i), (2, 2)))(
+        (2 * x).astype(int)
+    ).reshape(-1),
+    "of two places in a table": lambda x: jnp.outer(TABLE, TABLE)[(3 * x).astype(int), jnp.argmin(x)],
+    "of two places": lambda x: jnp.outer(TABLE, x)[(3 * x).astype(int), jnp.argmin(x)],
+    "interpolating": lambda x: jnp.interp(x, jnp.array([-1.0, 0.0, 0.5, 2.0]), jnp.asarray(TABLE)[:4], left=-9.0),
+    "interpolating in what is known at run time": lambda x: jnp.interp(0.3, jnp.cumsum(jnp.abs(x)), x),
+    "searching": lambda x: jnp.searchsorted(jnp.array([-0.5, 0.0, 0.7]), x) + 10 * jnp.digitize(x, jnp.cumsum(x**2)),
+    "setting at a place of run time": lambda x: (
+        x.at[jnp.argmax(x)].set(7.0) + jnp.zeros(4).at[(2 * x).astype(int)].set(1.0)
+    ),
+    "adding at places of run time": lambda x: jnp.zeros(3).at[(2 * x).astype(int)].add(x, mode="clip"),
+    "adding at equal places": lambda x: x.at[jnp.array([0, 0, 3])].add(x[1:]),
+    "changing at places": lambda x: x.at[1].mul(x[0]).at[2].max(0.1).at[jnp.argmin(x)].min(-1.0).at[9].set(5.0),
+    "adding rows at places of run time": lambda x: (
+        jnp.zeros((3, 2)).at[(x[:2] > 0).astype(int)].add(x.reshape(2, 2)).reshape(-1)
+    ),
+    "updating a slice at run time": lambda x: jax.lax.dynamic_update_slice(x, x[:2], (jnp.argmax(x),)),
+    "rolling at run time": lambda x: jnp.roll(x, jnp.argmax(x)),
     "updating a slice": lambda x: jax.lax.dynamic_update_slice(x, x[:2], (2,)),
     "a place chosen at run time": lambda x: x[jnp.argmax(x)] + jnp.asarray(TABLE)[jnp.argmin(x)],
     # arithmetic
@@ -98,27 +121,12 @@ FUNCTIONS = {
     "checkpoint": jax.checkpoint(lambda x: jnp.sin(x) * x),
     "a gradient": jax.grad(lambda x: jnp.sum(x**3) + jnp.prod(x)),
     "rules of one's own": lambda x: doubled(x) + jax.grad(lambda y: jnp.sum(doubled(y)))(x),
+    "unsigned numbers": lambda x: ((7 * x).astype(int).astype(jnp.uint32) >> 3).astype(jnp.float32),
+    "whole division of whole numbers": lambda x: (9 * x).astype(int) // 2 + 100 * ((9 * x).astype(int) % -3),
+    "shifts": lambda x: ((9 * x).astype(int) << 3) + ((99 * x).astype(int) >> 2) + (1 << jnp.argmax(x)),
     "unsigned constants": lambda x: x + ((jnp.arange(4, dtype=jnp.uint32) - 3) * 7919 >> 20) / 4096,
     "constants": lambda x: x + jnp.asarray(TABLE)[1:] * np.float64(0.5) + jnp.arange(4) + jnp.linspace(0, 1, 4),
 }
-
-
-def compiled(function, x: np.ndarray, precision: str) -> tuple[np.ndarray, int]:
-    """The function of each row, by a compiled kernel, and how many values the kernel computes."""
-    closed = jax.make_jaxpr(function)(jnp.zeros(x.shape[1], x.dtype))
-    (shape,) = [a.shape for a in closed.out_avals]
-    kind = closed.out_avals[0].dtype.kind
-    dtype = {"f": x.dtype, "i": np.dtype(np.int32), "b": np.dtype(bool)}[kind]
-    arrays = {"x": x, "y": np.zeros((len(x), int(np.prod(shape, dtype=int))), dtype)}
-
-    def body(m, w):
-        (result,) = evaluate(closed, [filled([w.user.x[i] for i in range(x.shape[1])], x.shape[1:])])
-        assert result.shape == shape
-        for i, value in enumerate(result.flat):
-            w.user.y[i] = value
-
-    special = run_compiled([Kernel("k", body, ("user.x",), ("user.y",))], {}, arrays, precision)
-    return arrays["y"], sum(isinstance(item, Value) for item in walk(special.programs["k"].root))
 
 
 def rows(dtype) -> np.ndarray:
@@ -211,6 +219,15 @@ def test_structure_and_known_numbers_leave_no_code():
     assert values == 4  # loads
 
 
+def test_a_place_in_a_map_is_looked_up():
+    """Of heights, for example: of two places at once."""
+    heights = np.random.default_rng(0).normal(size=(40, 30)).astype(np.float32)
+    x = (20 + 9 * rows(np.float32)).clip(0, 39)
+    got, values = compiled(lambda x: jnp.asarray(heights)[x[0].astype(int), x[1].astype(int)], x, "f32")
+    np.testing.assert_array_equal(got[:, 0], heights[x[:, 0].astype(int), x[:, 1].astype(int).clip(0, 29)])
+    assert values < 60
+
+
 def test_a_place_in_a_long_table_is_looked_up():
     table = np.random.default_rng(0).normal(size=(1000, 3)).astype(np.float32)
     x = (500 + 300 * rows(np.float32)).clip(-50, 1050)
@@ -223,17 +240,21 @@ def test_a_place_in_a_long_table_is_looked_up():
 @pytest.mark.parametrize(
     ("function", "operation"),
     [
-        (lambda x: jnp.sort(x), "'sort' has no counterpart in kernels"),
-        (lambda x: jnp.linalg.inv(x.reshape(2, 2)), "'lu' has no counterpart"),
-        (lambda x: jax.scipy.special.erf(x), "'erf' has no counterpart"),
-        (lambda x: x.at[jnp.argmax(x)].set(0.0), "needs an index that is known while tracing"),
-        (lambda x: x.at[jnp.array([0, 0])].add(1.0), "'scatter-add' needs indices that differ"),
-        (lambda x: (7 * x).astype(int) // 2, "'div' of integers"),
+        (lambda x: jnp.sort(x), "jnp.sort: JAX's 'sort' has no counterpart in kernels .*; jnp.max, "),
+        (
+            lambda x: jnp.linalg.inv(x.reshape(2, 2)),
+            "jnp.linalg.inv: JAX's 'lu' has no counterpart .*; write a small inverse",
+        ),
+        (lambda x: jax.scipy.special.erf(x), "jax.scipy.special.erf: JAX's 'erf' has no counterpart"),
+        (lambda x: x.astype(jnp.uint32).max().astype(int), "'reduce_max' of unsigned numbers"),
         (lambda x: x.astype(jnp.float16) * 2, "gives float16 numbers"),
         (lambda x: jax.lax.while_loop(lambda c: c[0] < x[0], lambda c: c + 1, x)[0], "'while' needs a condition"),
         (lambda x: jax.lax.fori_loop(0, 10**6, lambda i, c: c + 1.0, x[0]), "has 1000000 turns"),
         (lambda x: jax.random.normal(jax.random.key(x[0].astype(int)), (4,)), "has no counterpart"),
-        (lambda x: x + jax.random.normal(jax.random.key(0), (4,)), "makes random keys, .*: draw from `noise`"),
+        (
+            lambda x: x + jax.random.normal(jax.random.key(0), (4,)),
+            "jax.random.key: .* makes random keys, .*; draw from `noise`",
+        ),
     ],
 )
 def test_what_kernels_lack_is_refused_with_its_line(function, operation):
@@ -241,6 +262,20 @@ def test_what_kernels_lack_is_refused_with_its_line(function, operation):
     with pytest.raises(UnsupportedOperationError, match=f"{operation}") as raised:
         compiled(function, rows(np.float32), "f32")
     assert raised.value.place == f"{__file__}:{line}"
+
+
+def test_what_a_users_function_lacks_is_named_where_it_is():
+    """Not as what it is inside of: a function under jit, the body of a loop."""
+
+    def helper(x):
+        return jnp.linalg.inv(x)
+
+    def function(x):
+        return jax.lax.fori_loop(0, 2, lambda i, m: jax.jit(helper)(m), x.reshape(2, 2))
+
+    with pytest.raises(UnsupportedOperationError, match="jnp.linalg.inv: JAX's 'lu' has no counterpart") as raised:
+        compiled(function, rows(np.float32), "f32")
+    assert raised.value.place == f"{__file__}:{helper.__code__.co_firstlineno + 1}"
 
 
 def test_every_operation_is_tried():

@@ -10,6 +10,7 @@ import pytest
 from brax_concurrent.backends import cuda
 from brax_concurrent.kernels import functions
 from brax_concurrent.kernels.kernel import Kernel
+from brax_concurrent.kernels.ops import where
 from tests.lanes import FLOAT, run_compiled, specialized
 
 INF = np.inf
@@ -88,8 +89,6 @@ def test_a_function_of_two_numbers_is_numpys(name, precision):
 def test_special_numbers_give_what_numpy_gives(name, precision):
     exact = (UNARY.get(name) or BINARY.get(name))[0]
     columns = [SPECIAL] if name in UNARY else [a.ravel() for a in np.meshgrid(SPECIAL, SPECIAL)]
-    if name == "arctan2":  # of two infinite arguments nothing is said
-        columns = [c[np.isfinite(columns[0]) | np.isfinite(columns[1])] for c in columns]
     if name == "power":  # of what is infinite nothing is said
         columns = [c[np.isfinite(columns[0]) & np.isfinite(columns[1])] for c in columns]
     with np.errstate(all="ignore"):
@@ -97,6 +96,39 @@ def test_special_numbers_give_what_numpy_gives(name, precision):
         constants = [getattr(functions, name)(*map(float, row)) for row in zip(*columns, strict=True)]
     np.testing.assert_allclose(compiled(getattr(functions, name), *columns, precision=precision), expected, rtol=1e-6)
     np.testing.assert_allclose(constants, expected, rtol=1e-12)
+
+
+def bits(x):
+    """Without the signs of NaN, but with those of zeros."""
+    return np.where(np.isnan(x), np.nan, x), np.signbit(x) & ~np.isnan(x)
+
+
+@pytest.mark.parametrize("precision", ["f32", "f64"])
+def test_the_arctangent_knows_infinities_and_the_signs_of_zeros(precision):
+    """As in NumPy and in JAX: with neither, either or both arguments known while tracing."""
+    numbers = np.array([0.0, -0.0, 1.0, -1.0, INF, -INF, np.nan], FLOAT[precision])
+    y, x = (a.ravel() for a in np.meshgrid(numbers, numbers))
+    expected, signs = bits(np.arctan2(y, x))
+
+    def check(got, where=slice(None)):
+        found, found_signs = bits(np.asarray(got))
+        np.testing.assert_allclose(found, expected[where], rtol=1e-6)
+        np.testing.assert_array_equal(found_signs, signs[where])
+
+    check(compiled(functions.arctan2, y, x, precision=precision))
+    check([functions.arctan2(float(a), float(b)) for a, b in zip(y, x, strict=True)])
+    for i, c in enumerate(map(float, numbers)):
+        row, column = slice(i * len(numbers), (i + 1) * len(numbers)), slice(i, None, len(numbers))
+        check(compiled(lambda a, c=c: functions.arctan2(a, c), numbers, precision=precision), row)
+        check(compiled(lambda a, c=c: functions.arctan2(c, a), numbers, precision=precision), column)
+
+
+def test_constants_that_are_zeros_of_either_sign_are_two():
+    x = np.array([1.0, -1.0])
+    chosen = compiled(lambda v: where(v > 0.0, 0.0, -0.0), x, precision="f64")
+    np.testing.assert_array_equal(np.signbit(chosen), [False, True])
+    found = compiled(lambda v: where(v > 0.0, v, 0.0) / 1.5 - 2.0 / where(v > 0.0, v, -0.0), x, precision="f64")
+    np.testing.assert_array_equal(found, [1 / 1.5 - 2.0, INF])
 
 
 @pytest.mark.parametrize("n", [-3, -1, 0, 1, 2, 7, 64])

@@ -130,7 +130,24 @@ METHODS = [
         TypeError,
         "bool",
     ),
-    ("observation", lambda self, s: jnp.array([np.sin(s.qpos[0])]), jax.errors.TracerArrayConversionError, "numpy"),
+    (
+        "observation",
+        lambda self, s: jnp.array([np.sin(s.qpos[0])]),
+        TypeError,
+        "Changed.observation: NumPy needs numbers, and these are known in a step only: use jax.numpy's functions, and ",
+    ),
+    (
+        "reward",
+        lambda self, s, b, a: [0.0, 1.0][s.ncon[0]],
+        TypeError,
+        "Changed.reward: a list is indexed by a number that is known in a step only: use jnp.asarray(list)[i]",
+    ),
+    (
+        "observation",
+        lambda self, s: s.qpos[s.qpos > 0],
+        TypeError,
+        "Changed.observation: how many elements x[condition] has is known in a step only: use jnp.where(condition, x, ",
+    ),
 ]
 
 
@@ -151,7 +168,8 @@ def unsupported(self, s):
 
 def test_an_operation_that_kernels_lack_is_named_with_its_method_and_line():
     line = unsupported.__code__.co_firstlineno + 1
-    message = f"Changed.observation, {__file__}:{line}: JAX's 'sort' has no counterpart in kernels (docs/tasks.md"
+    place = f"Changed.observation, {__file__}:{line}"
+    message = f"{place}: jnp.sort: JAX's 'sort' has no counterpart in kernels (docs/tasks.md says what has); jnp.max, "
     with pytest.raises(UnsupportedOperationError, match=re.escape(message)):
         batches.env_of(changed("observation", unsupported), 2)
 

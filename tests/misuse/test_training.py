@@ -17,7 +17,7 @@ import runs
 
 from brax_concurrent import cli
 from brax_concurrent.envs.halfcheetah import HalfCheetah
-from brax_concurrent.training import logs
+from brax_concurrent.training import evaluate, logs
 from brax_concurrent.training import train as training
 from brax_concurrent.training.checkpoint import CheckpointError, Checkpoints
 from brax_concurrent.training.policy import POLICY, Policy, PolicyError
@@ -93,6 +93,8 @@ def test_settings_of_the_command_are_checked(capsys, tmp_path, options, said):
         (["--steps", "1.5"], "--steps: expected a whole number of at least 1, such as 5e6, got '1.5'"),
         (["--steps", "1e999"], "--steps: expected a whole number"),
         (["--seconds", "0"], "--seconds: expected a positive number, got '0'"),
+        (["--seed", str(1 << 63)], "--seed: expected a whole number from 0 to 2**63 - 1, got '9223372036854775808'"),
+        (["--out", ""], "--out: expected a folder, got ''"),
         (["--set", "x"], "--set: expected NAME=VALUE, got 'x'"),
     ],
 )
@@ -122,6 +124,18 @@ def test_a_run_is_not_overwritten(capsys, folder):
 def test_a_run_goes_on_by_its_own_settings(capsys, folder, options, said):
     code, error = run(capsys, "train", *options, "--out", folder, "--resume")
     assert (code, error) == (2, f"brax-concurrent: error: {said.format(folder=folder)}\n")
+
+
+def test_the_folder_is_a_file(capsys, tmp_path):
+    (tmp_path / "run").write_text("")
+    code, error = run(capsys, "train", "halfcheetah", "--out", tmp_path / "run")
+    assert (code, error) == (1, f"brax-concurrent: error: cannot write {tmp_path / 'run'}: Not a directory\n")
+
+
+def test_another_process_trains_there(capsys, folder):
+    with training._alone(folder):
+        code, error = run(capsys, "train", "halfcheetah", "--out", folder, "--resume")
+    assert (code, error) == (1, f"brax-concurrent: error: another process is training in {folder}\n")
 
 
 def test_nothing_to_resume(capsys, tmp_path):
@@ -164,6 +178,55 @@ def test_a_foreign_checkpoint_is_told_by_its_first_wrong_array(folder):
         train("halfcheetah", folder, resume=True)
     with pytest.raises(CheckpointError, match=r"expected float32\[4\] as \['weights'\], found float32\[3\]"):
         other.restore({"weights": jnp.zeros(4)})
+
+
+def emptied(folder):
+    shutil.rmtree(folder)
+    folder.mkdir()
+
+
+def replaced(folder):
+    shutil.rmtree(folder)
+    folder.write_text("")
+
+
+@pytest.mark.parametrize(
+    ("name", "harm", "said"),
+    [
+        (
+            "12",
+            emptied,
+            "{folder}/12 is damaged or no checkpoint of a training run here: it lacks arrays and contents; w",
+        ),
+        (
+            "12/arrays",
+            shutil.rmtree,
+            "{folder}/12 is damaged or no checkpoint of a training run here: it lacks arrays;",
+        ),
+        (
+            "",
+            emptied,
+            "there is no checkpoint in {folder}, but {folder.parent}/policy.npz holds what a run has learnt: ",
+        ),
+        ("", replaced, "{folder} is no folder, so that no checkpoint can be there: move it away"),
+    ],
+)
+def test_a_damaged_folder_of_checkpoints_is_told_in_one_line(capsys, folder, name, harm, said):
+    checkpoints = folder / CHECKPOINTS
+    before = (folder / POLICY).read_bytes()
+    harm(checkpoints / name)
+    code, error = run(capsys, "train", "halfcheetah", "--out", folder, "--resume")
+    assert code == 1
+    assert error.startswith(f"brax-concurrent: error: {said.format(folder=checkpoints)}")
+    assert error.count("\n") == 1
+    assert (folder / POLICY).read_bytes() == before
+
+
+def test_the_only_checkpoint_is_damaged(folder):
+    shutil.rmtree(folder / CHECKPOINTS / "9")
+    emptied(folder / CHECKPOINTS / "12")
+    with pytest.raises(CheckpointError, match="12 is damaged .*; there is no other: train in another folder"):
+        train("halfcheetah", folder, resume=True)
 
 
 def test_other_files_in_place_of_checkpoints(folder):
@@ -288,6 +351,8 @@ def changed(folder, **arrays):
         ({"mean": np.zeros(16, np.float32)}, "layer 0 has weights and bias of (17, 8) and (8,), for 16 inputs"),
         ({"low": np.zeros(2, np.float32)}, "low has shape (2,), expected (6,)"),
         ({"variance": np.full(17, np.nan, np.float32)}, "variance is not all finite numbers"),
+        ({"variance": np.r_[np.ones(16), -1e-3].astype(np.float32)}, "variance has the negative number -0.001"),
+        ({"low": np.full(6, 2, np.float32)}, "low is above high"),
         ({"log_std": np.zeros(6)}, "log_std is not all finite numbers in single precision"),
     ],
 )
@@ -323,6 +388,26 @@ def test_no_policy(capsys, tmp_path):
     )
 
 
+def test_a_run_without_a_policy_yet(capsys, folder):
+    (folder / POLICY).unlink()
+    code, error = run(capsys, "evaluate", folder)
+    said = f"cannot read {folder / POLICY}: this run has saved none yet; it does at its first evaluation"
+    assert (code, error) == (1, f"brax-concurrent: error: {said}\n")
+
+
+def test_a_robot_in_place_of_a_run(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, error = run(capsys, "evaluate", "ant")
+    assert code == 1
+    assert "cannot read ant: expected the folder of a training run; `brax-concurrent train ant --out runs/ant`" in error
+
+
+def test_another_file_of_a_run(capsys, folder):
+    code, error = run(capsys, "evaluate", folder / RUN)
+    text = f"{folder / RUN} is no policy that was trained here, or is damaged: it is no .npz archive"
+    assert (code, error) == (1, f"brax-concurrent: error: {text}\n")
+
+
 @pytest.mark.parametrize("place", ["ours", "gymnasium"])
 def test_a_policy_of_another_robots_size(capsys, folder, place):
     with np.load(folder / POLICY) as file:
@@ -334,6 +419,13 @@ def test_a_policy_of_another_robots_size(capsys, folder, place):
     assert error == f"brax-concurrent: error: policy: {whose} has observations of 105 numbers, this policy's have 17\n"
 
 
+def test_by_default_a_robot_that_gymnasium_has_not_is_scored_here(capsys, folder, monkeypatch):
+    monkeypatch.setattr(evaluate, "gymnasium_id", lambda robot: (_ for _ in ()).throw(ValueError(robot)))
+    assert cli.main(["evaluate", str(folder), "--episodes", "1", "--backend", "cpu"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[1:]] == ["in", "ours"]
+
+
 def test_a_robot_that_gymnasium_has_not(capsys, folder):
     with np.load(folder / POLICY) as file:
         about = json.loads(str(file["about"]))
@@ -343,10 +435,22 @@ def test_a_robot_that_gymnasium_has_not(capsys, folder):
     assert error.startswith("brax-concurrent: error: robot: Gymnasium has no counterpart of 'grasp', only of ant, half")
 
 
-def test_a_log_of_something_else(tmp_path):
-    (tmp_path / logs.CSV).write_text("epoch,loss\n1,2\n")
-    with pytest.raises(ValueError, match="expected the columns of a training log, got \\['epoch', 'loss'\\]"):
-        logs.Log(tmp_path, 5, 100)
+@pytest.mark.parametrize(
+    ("contents", "said"),
+    [
+        (b"epoch,loss\n1,2\n", "expected the columns of a training log, got ['epoch', 'loss']; move it away"),
+        (b"", "expected the columns of a training log, got []"),
+        (b"iteration,steps\n1,2,3\n", "expected a number for each column, got ['1', '2', ['3']]"),
+        (b"iteration,steps\n\0,2\n", "could not convert string to float"),
+        (b"\xff\xfe", "'utf-8' codec can't decode"),
+    ],
+)
+def test_a_log_of_something_else(folder, contents, said):
+    (folder / logs.CSV).write_bytes(contents)
+    with pytest.raises(CheckpointError) as caught:
+        train("halfcheetah", folder, resume=True)
+    assert str(caught.value).startswith(f"{folder / logs.CSV} is damaged or no training log: {said}")
+    assert (folder / logs.CSV).read_bytes() == contents
 
 
 def test_gymnasiums_robots_are_not_installed(capsys, folder, monkeypatch):
@@ -354,6 +458,14 @@ def test_gymnasiums_robots_are_not_installed(capsys, folder, monkeypatch):
     code, error = run(capsys, "evaluate", folder, "--in", "gymnasium")
     assert code == 1
     assert error == "brax-concurrent: error: gymnasium is not installed: pip install 'gymnasium[mujoco]'\n"
+
+
+def test_what_gymnasium_lacks_is_said_before_anything_is_scored(capsys, folder, monkeypatch):
+    monkeypatch.setitem(sys.modules, "gymnasium", None)
+    monkeypatch.setattr(evaluate, "score", None)
+    code, error = run(capsys, "evaluate", folder)
+    assert code == 1
+    assert error.endswith("gymnasium is not installed: pip install 'gymnasium[mujoco]', or use --in ours\n")
 
 
 def test_what_is_not_installed(capsys, tmp_path, monkeypatch):
@@ -367,6 +479,11 @@ def test_a_configuration_survives_its_file():
     config = dataclasses.replace(runs.TINY, activation="swish")
     assert Config(**json.loads(json.dumps(dataclasses.asdict(config)))) == config
     assert jax.config.jax_platforms == "cpu"
+
+
+def test_a_run_with_nothing_left_to_do_says_so(capsys, folder):
+    assert cli.main(["train", "halfcheetah", "--out", str(folder), "--resume", "--steps", "99"]) == 0
+    assert f"{folder} has 3,072 steps, in 0 s: nothing is left to do, unless more steps" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("seed", [-1, 1 << 63, 1.5, True])

@@ -88,6 +88,20 @@ def test_running_statistics_are_those_of_all_observations():
     np.testing.assert_allclose(statistics.normalize(seen, jnp.asarray(together)), expected, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.parametrize("scale", [1e-20, 1.0, 1e6])
+def test_variances_are_never_below_0(scale):
+    """Of constants, which cancel, and of what hardly varies beside its size."""
+    rng, update = np.random.default_rng(0), jax.jit(statistics.update)
+    seen = statistics.empty(3)
+    for _ in range(30):
+        noise = 1e-6 * rng.normal(size=1000)
+        batch = scale * np.stack([np.full(1000, 1000.1), 1 + noise, noise], axis=1)
+        seen = update(seen, jnp.asarray(batch, jnp.float32))
+        assert (np.asarray(seen.variance) >= 0).all()
+    np.testing.assert_array_equal(statistics.normalize(seen, jnp.asarray(batch[:9], jnp.float32))[:, 0], 0)
+    assert seen.variance[0] == 0
+
+
 def test_statistics_stay_accurate_after_a_billion_observations():
     seen = statistics.Statistics(jnp.float32(1e9), jnp.float32([5.0]), jnp.float32([4.0]))
     batch = jnp.asarray(np.random.default_rng(1).normal(5.0, 2.0, (40960, 1)), jnp.float32)
@@ -163,6 +177,17 @@ def test_every_sample_is_learnt_from_once_an_epoch(monkeypatch):
     learner = ppo.Learner(params, (), statistics.empty(2))
     after = ppo.make_learn(config)(learner, batch, jnp.float32(-1.0), jax.random.key(1))[0]
     np.testing.assert_array_equal(after.params["counts"], -3.0)
+
+
+def test_observations_too_large_for_their_variance_are_named():
+    """Else training would go on, with a policy that could not be loaded."""
+    params = ppo.init_params(jax.random.key(0), 1, 1, runs.TINY)
+    zeros, flags = jnp.zeros((8, 32)), jnp.zeros((8, 32), bool)
+    observations = zeros.at[0].set(1e20)[..., None]
+    batch = Rollout(observations, zeros[..., None], zeros, zeros, flags, flags, observations, None)
+    seen = statistics.update(statistics.empty(1), observations)
+    bad = jax.jit(lambda *given: ppo._prepared(*given, runs.TINY)[2])(params, seen, batch)
+    assert ppo.first_not_finite(jax.device_get(bad)) == "observations' variance"
 
 
 # ---- what the environment gets

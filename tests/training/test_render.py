@@ -79,6 +79,52 @@ def test_every_robot_has_a_page(robot, tmp_path):
     assert np.isfinite(poses).all()
 
 
+STATION = """
+<mujoco>
+  <worldbody>
+    <camera name="front" pos="4 0 2" xyaxes="0 1 0 -0.6 0 0.8"/>
+    <geom type="sphere" size="0.5" pos="-3 0 1"/>
+    <body pos="0 0 1"><joint name="slide" type="slide" axis="1 0 0"/> <geom type="box" size="1.5 1 1"/></body>
+    <body pos="0 9 1"><freejoint/> <geom type="sphere" size="0.1" density="1e6"/></body>
+  </worldbody>
+  <actuator><motor joint="slide"/></actuator>
+</mujoco>
+"""
+
+
+def test_a_page_follows_the_robot_and_shows_all_of_it(tmp_path):
+    """Not what stands beside it or lies about, however far the robot goes and however heavy the rest is."""
+    qpos = np.zeros((41, 8))
+    qpos[:, 0], qpos[:, 4] = np.linspace(0, 40, 41), 1
+    told, _ = scene(render(STATION, qpos, tmp_path / "a.html", dt=0.1))
+    np.testing.assert_allclose(told["targets"], [[x, 0, 1] for x in qpos[:, 0]], atol=1e-4)
+    half_a_view = np.arctan(0.5 / 1.2)  # the angle that the script draws
+    assert told["distance"] * np.sin(half_a_view) > np.linalg.norm([1.5, 1, 1])
+    assert told["distance"] < 4 * np.linalg.norm([1.5, 1, 1])
+
+
+def test_a_page_of_what_swings_stays_where_it_hangs(tmp_path):
+    told, poses = scene(render(pendulum.PENDULUM, swung(20), tmp_path / "a.html", dt=0.1))
+    assert np.ptp(told["targets"], axis=0).max() == 0
+    assert np.ptp(poses[:, :, 0]) > 0.3
+
+
+def test_a_page_does_not_bob_with_the_robot(tmp_path):
+    qpos = np.zeros((80, 9))
+    qpos[:, 1] = 0.2 * np.sin(np.pi / 4 * np.arange(80))  # its height
+    told, _ = scene(render("halfcheetah", qpos, tmp_path / "a.html"))
+    assert np.ptp(np.array(told["targets"])[10:-10, 2]) < 0.1
+
+
+def test_a_page_begins_with_the_view_of_a_camera(tmp_path):
+    qpos = np.tile([0.0, 0, 0, 0, 1, 0, 0, 0], (3, 1))
+    told, _ = scene(render(STATION, qpos, tmp_path / "a.html", camera="front"))
+    found = [told[name] for name in ("azimuth", "elevation", "distance")]
+    np.testing.assert_allclose(found, [0, np.arcsin(0.6), [4, 0, 1] @ np.array([0.8, 0, 0.6])], atol=1e-6)
+    with pytest.raises(ValueError, match=r"camera: expected one of \['front'\] or a number below 1, got 'side'"):
+        render(STATION, qpos, tmp_path / "a.html", camera="side")
+
+
 def test_motion_is_shown_in_real_time():
     assert rendering._chosen_rows(5, 0.05) == ([0, 1, 2, 3, 4], 20)
     assert rendering._chosen_rows(11, 0.004) == ([0, 5, 10], 50)

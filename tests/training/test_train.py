@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shutil
 import signal
@@ -17,6 +18,7 @@ import runs
 
 from brax_concurrent import cli
 from brax_concurrent.training import logs
+from brax_concurrent.training import train as training
 from brax_concurrent.training.policy import POLICY, Policy
 from brax_concurrent.training.train import CHECKPOINTS, _start, read_run, train
 
@@ -65,26 +67,90 @@ def test_a_run_leaves_its_policy_its_log_and_its_settings(folder):
     assert any(path.name.startswith("events.out.tfevents") for path in folder.iterdir())
 
 
-def test_ctrl_c_saves_and_a_resumed_run_ends_with_the_same_bits(folder, tmp_path, monkeypatch, capsys):
-    command = ["train", "halfcheetah", "--out", str(tmp_path / "run"), "--seed", "3", "--steps", str(runs.TINY.steps)]
-    write = logs.Log.write
+def learnt(folder):
+    """The rows of a run's log without what depends on the time."""
+    rows = logs.read_csv(folder / logs.CSV)
+    timed = ("seconds", "steps_per_second", "collection_share")
+    return [{name: x for name, x in row.items() if not name.endswith(timed)} for row in rows]
 
-    def interrupted(log, row):
-        write(log, row)
-        signal.raise_signal(signal.SIGINT)
+
+@pytest.mark.parametrize("iteration", [4, 6], ids=["between two rows of the log", "at a row"])
+def test_ctrl_c_saves_and_a_resumed_run_ends_with_the_same_bits(folder, tmp_path, monkeypatch, capsys, iteration):
+    out = tmp_path / "run"
+    command = ["train", "halfcheetah", "--out", str(out), "--seed", "3", "--steps", str(runs.TINY.steps)]
+    check = training._Run._check
+
+    def interrupted(run, bad):
+        check(run, bad)
+        if run._iteration == iteration:
+            signal.raise_signal(signal.SIGINT)
 
     with monkeypatch.context() as patch:
-        patch.setattr(logs.Log, "write", interrupted)
+        patch.setattr(training._Run, "_check", interrupted)
         assert cli.main([*command, *runs.SETTINGS]) == 130
     error = capsys.readouterr().err
-    assert f"interrupted: saved {tmp_path / 'run'} after 1,024 steps; resume goes on from there" in error
-    assert read_run(tmp_path / "run")["config"] == runs.TINY
+    assert f"interrupted: saved {out} after {iteration * 256:,} steps; resume goes on from there" in error
+    assert read_run(out)["config"] == runs.TINY
     assert cli.main([*command, "--resume"]) == 0
     output = capsys.readouterr().out
+    assert output.startswith(f"halfcheetah after {iteration * 256:,} steps: 32 environments")
     assert "3,072 of 3,072 steps" in output
     assert "collection took" in output
-    check_same(tmp_path / "run", folder)
-    assert [row["iteration"] for row in logs.read_csv(tmp_path / "run" / logs.CSV)] == [3, 6, 9, 12]
+    check_same(out, folder)
+    np.testing.assert_equal(learnt(out), learnt(folder))
+
+
+def test_ctrl_c_before_anything_is_learnt_leaves_a_folder_to_begin_in(tmp_path, monkeypatch, capsys):
+    """While it compiles, which takes longest with a robot's first run."""
+    out = tmp_path / "run"
+    command = ["train", "halfcheetah", "--out", str(out), "--steps", "256", *runs.SETTINGS]
+
+    def interrupted(run):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(training._Run, "_compile", interrupted)
+        assert cli.main(command) == 130
+    assert capsys.readouterr().err == "brax-concurrent: interrupted: nothing had been learnt yet\n"
+    assert cli.main([*command, "--seed", "5"]) == 0
+    assert read_run(out)["seed"] == 5
+
+
+def test_the_policy_of_a_run_that_was_killed_before_it_was_written_is_that_of_the_checkpoint(folder, tmp_path):
+    """At the end: the checkpoint was whole."""
+    out = shutil.copytree(folder, tmp_path / "run")
+    dataclasses.replace(Policy.load(out / POLICY), steps=7).save(out / POLICY)
+    train("halfcheetah", out, resume=True, report=lambda line: None)
+    assert int(Policy.load(out / POLICY).steps) == runs.TINY.steps
+    assert learnt(out) == learnt(folder)
+
+
+def test_a_log_with_other_columns_goes_on(tmp_path):
+    """Of another version of the package: what it had more stays, what it had less is empty."""
+    (tmp_path / logs.CSV).write_text("iteration,steps,luck\n3,30,0.25\n6,60,0.5\n9,90,0.75\n1")
+    log = logs.Log(tmp_path, 6, 60)
+    log.write({"iteration": 9, "steps": 90, "eval_return": 1.5})
+    log.close()
+    rows = logs.read_csv(tmp_path / logs.CSV)
+    assert [row["iteration"] for row in rows] == [3, 6, 9]
+    np.testing.assert_equal([row["luck"] for row in rows], [0.25, 0.5, np.nan])
+    np.testing.assert_equal([row["eval_return"] for row in rows], [np.nan, np.nan, 1.5])
+
+
+def test_tensorboard_keeps_the_last_row_before_an_interruption(tmp_path, monkeypatch):
+    purged = []
+
+    class Writer:
+        def __init__(self, folder, purge_step):
+            purged.append(purge_step)
+
+        def close(self):
+            pass
+
+    monkeypatch.setattr(logs, "SummaryWriter", Writer)
+    for iteration, steps in ((0, 0), (6, 60)):
+        logs.Log(tmp_path, iteration, steps).close()
+    assert purged == [None, 61]  # the first step that is hidden
 
 
 KILLED = """
