@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from brax_concurrent.cli.common import FAILED, OK, CommandError, add_place, at_least, wrong_arguments
+from brax_concurrent.networks.registry import entry_of, list_networks, make_network
 
 if TYPE_CHECKING:
     from brax_concurrent.networks.network import Network
@@ -25,8 +26,8 @@ def add_parser(subparsers: Any) -> None:
     text = """Infer images with a neural network whose layers are tasks of the scheduler. Weights are random, from the
     seed, unless a file is given. Without --images, so are the images."""
     parser = subparsers.add_parser("infer", help="a neural network on images", description=text)
-    parser.add_argument("network", metavar="NETWORK", help="see the error for a wrong name, or docs/networks.md")
-    parser.add_argument("--batch", type=at_least(1), default=1, metavar="N", help="images at once (default 1)")
+    parser.add_argument("network", metavar="NETWORK", help=f"one of {', '.join(list_networks())}")
+    parser.add_argument("--batch", type=at_least(1), metavar="N", help="images at once (default 1, or the file's)")
     parser.add_argument("--scheduler", default="hw", metavar="NAME", help="serial, sw, graph or hw (default hw)")
     parser.add_argument("--window", type=at_least(1), default=32, metavar="N", help="tasks it looks at (default 32)")
     parser.add_argument(
@@ -35,7 +36,7 @@ def add_parser(subparsers: Any) -> None:
         action="append",
         default=[],
         metavar="ARGUMENT=VALUE",
-        help="an argument of the function that makes the network, such as its image's size",
+        help="an argument of the function that makes the network, such as its image's size; a wrong one lists them",
     )
     parser.add_argument("--small", action="store_true", help="a small version of it, to try it")
     parser.add_argument("--seed", type=at_least(0), default=0, metavar="N", help="of weights and images (default 0)")
@@ -44,6 +45,7 @@ def add_parser(subparsers: Any) -> None:
         "--images", type=Path, metavar="FILE", help="an .npy file, (N, height, width, channels) float32"
     )
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the outputs by name to this .npz file")
+    parser.add_argument("--force", action="store_true", help="overwrite the file of --out if it exists")
     parser.add_argument("--trace", type=Path, metavar="FILE", help="write a timeline of one more run, for Perfetto")
     parser.add_argument("--runs", type=at_least(1), default=10, metavar="N", help="that are timed (default 10)")
     add_place(parser)
@@ -62,25 +64,31 @@ def _setting(text: str) -> tuple[str, Any]:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the command; returns its exit code."""
-    from brax_concurrent.networks.images import random_images
-    from brax_concurrent.networks.network import Network
-    from brax_concurrent.networks.registry import entry_of, make_network
-
     for path in (arguments.out, arguments.trace):
         if path is not None and not path.absolute().parent.is_dir():
             raise CommandError(f"cannot write {path}: there is no folder {path.parent}", FAILED)
+    if arguments.out is not None and arguments.out.exists() and not arguments.force:
+        raise CommandError(f"{arguments.out} exists; --force overwrites it", FAILED)
+    try:
+        return _infer(arguments)
+    except RuntimeError as error:  # of the device, such as that there is none
+        raise CommandError(str(error), FAILED) from error
+
+
+def _infer(arguments: argparse.Namespace) -> int:
+    from brax_concurrent.networks.images import random_images
+    from brax_concurrent.networks.network import Network
+
     with wrong_arguments():
         entry = entry_of(arguments.network)
         settings = {**(entry.small if arguments.small else {}), **dict(arguments.set)}
         graph = make_network(arguments.network, **settings)
-        images = (
-            random_images(graph.input.shape, arguments.batch, arguments.seed)
-            if arguments.images is None
-            else np.load(arguments.images, allow_pickle=False)
-        )
-        network = Network(
-            graph, arguments.weights, batch=arguments.batch, device=arguments.backend, seed=arguments.seed
-        )
+        if arguments.images is None:
+            images = random_images(graph.input.shape, arguments.batch or 1, arguments.seed)
+        else:
+            images = np.load(arguments.images, allow_pickle=False)
+        batch = arguments.batch or (len(images) if images.ndim == 4 else 1)
+        network = Network(graph, arguments.weights, batch=batch, device=arguments.backend, seed=arguments.seed)
         network.load(images)
         scheduler = arguments.scheduler
         knobs = {"window": arguments.window, "threads": arguments.threads}
