@@ -64,3 +64,11 @@ def test_mistakes_are_one_line(arguments, message, capsys, monkeypatch):
     assert error.startswith("brax-concurrent: error: ")
     assert error.count("\n") == 1
     assert message in error
+
+
+@pytest.mark.parametrize("content", [b"", b"no array", b"\x93NUMPY"])
+def test_a_file_of_images_that_is_none_is_named(tmp_path, capsys, content):
+    path = tmp_path / "images.npy"
+    path.write_bytes(content)
+    assert cli.main([*SMALL, "--images", str(path)]) == 2
+    assert f"{path}: expected an .npy file, as numpy.save writes it" in capsys.readouterr().err

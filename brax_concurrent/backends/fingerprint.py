@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import builtins
 import math
+import struct
 import sys
 import types
 from collections.abc import Callable
@@ -17,11 +18,11 @@ from typing import Any
 import numpy as np
 
 _MODULES = (math, np)
-_CONSTANTS = (bool, int, float, complex, str, bytes, type(None), np.generic)
+_CONSTANTS = (bool, int, float, complex, str, bytes, type(None))
 
 
 def fingerprint(function: Callable[..., Any]) -> str | None:
-    """The function's code and constants, with the versions of Python and Numba; None if they do not tell it all.
+    """The function's code and constants, with the versions of Python, NumPy and Numba; None if they do not tell it all.
 
     Global names may be the modules math and numpy, built-in functions and numbers. A function with variables of
     enclosing functions, or with functions inside, has no fingerprint.
@@ -47,7 +48,7 @@ def fingerprint(function: Callable[..., Any]) -> str | None:
             value = function.__globals__[name]
             if any(value is module for module in _MODULES):
                 parts.append(f"{name} is {value.__name__}")
-            elif isinstance(value, _CONSTANTS):
+            elif type(value) in _CONSTANTS or isinstance(value, (np.number, np.bool_)):
                 parts.append(f"{name} is {_constant(value)}")
             elif getattr(builtins, name, None) is not value:
                 return None
@@ -59,13 +60,15 @@ def _constant(value: Any) -> str:
     if isinstance(value, tuple):
         return f"({', '.join(map(_constant, value))})"
     bits = value.tobytes().hex() if isinstance(value, np.generic) else ""
-    exact = value.hex() if isinstance(value, float) else repr(value)
-    return f"{type(value).__module__}.{type(value).__name__} {exact} {bits}"
+    if isinstance(value, (float, complex)):  # of a NaN, too
+        parts = (value.real, value.imag)
+        return f"{type(value).__name__} {struct.pack('<2d', *map(float, parts)).hex()} {bits}"
+    return f"{type(value).__module__}.{type(value).__name__} {value!r} {bits}"
 
 
 def _versions() -> list[str]:
     found = []
-    for package in ("numba", "numba-cuda", "llvmlite"):
+    for package in ("numpy", "numba", "numba-cuda", "llvmlite"):
         try:
             found.append(f"{package} {metadata.version(package)}")
         except metadata.PackageNotFoundError:

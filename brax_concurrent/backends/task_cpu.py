@@ -126,8 +126,9 @@ def compile_task(
 
 
 def _numba_options() -> tuple[object, ...]:
-    """Numba's settings that code depends on, from the environment."""
-    return (config.BOUNDSCHECK, config.OPT, config.CPU_NAME, config.CPU_FEATURES, config.DEBUGINFO_DEFAULT)
+    """Numba's settings that code depends on, from the environment; and whether it calls Intel's library for vectors."""
+    names = ("BOUNDSCHECK", "OPT", "CPU_NAME", "CPU_FEATURES", "DEBUGINFO_DEFAULT", "USING_SVML")
+    return tuple(getattr(config, name) for name in names)
 
 
 def _run_units(result: Any, kinds: Sequence[Any]) -> Any:

@@ -47,7 +47,7 @@ def keep(
       text: LLVM IR with all that it calls but Numba's runtime.
     """
     symbol = _symbol(function, arguments, options)
-    if symbol is None:
+    if symbol is None or _has_environment(text):
         return None
     named = re.sub(rf'@(?:"{re.escape(entry)}"|{re.escape(entry)}\b)', f"@{symbol}", text)
     module = binding.parse_assembly(named, binding.create_context())
@@ -55,6 +55,12 @@ def keep(
     code = machine.emit_object(module)
     ObjectCache().put(symbol, code)
     return cpu.Code(symbol, code)
+
+
+def _has_environment(text: str) -> bool:
+    """Whether code looks up Python objects, as `print` does: Numba gives them only to code that it loads itself."""
+    names = re.findall(r'^@("?[^\s"=]*NumbaEnv[^\s"=]*"?) = ', text, re.MULTILINE)
+    return any(text.count(f"@{name}") > 1 for name in names)
 
 
 def _symbol(function: Callable[..., Any], arguments: Sequence[ArgumentType], options: object) -> str | None:
@@ -65,7 +71,7 @@ def _symbol(function: Callable[..., Any], arguments: Sequence[ArgumentType], opt
 def task_key(function: Callable[..., Any], arguments: Sequence[ArgumentType], made_for: object) -> str | None:
     """A hash of all that a kernel's code depends on; None if the function does not tell it all.
 
-    The function's place in the source is part of it: exceptions tell where they come from.
+    The places of its lines in the source are part of it: exceptions tell where they come from.
 
     Args:
       function: the kernel's.
@@ -75,7 +81,8 @@ def task_key(function: Callable[..., Any], arguments: Sequence[ArgumentType], ma
     made_of = fingerprint(function)
     if made_of is None:
         return None
-    place = (function.__code__.co_filename, function.__code__.co_firstlineno)
+    code = function.__code__
+    place = (code.co_filename, code.co_firstlineno, code.co_linetable.hex())
     content = (made_of, place, tuple(arguments), made_for)
     return hashlib.sha256(repr(content).encode()).hexdigest()[:24]
 

@@ -86,7 +86,7 @@ def _infer(arguments: argparse.Namespace) -> int:
         if arguments.images is None:
             images = random_images(graph.input.shape, arguments.batch or 1, arguments.seed)
         else:
-            images = np.load(arguments.images, allow_pickle=False)
+            images = _images(arguments.images)
         batch = arguments.batch or (len(images) if images.ndim == 4 else 1)
         network = Network(graph, arguments.weights, batch=batch, device=arguments.backend, seed=arguments.seed)
         network.load(images)
@@ -109,6 +109,17 @@ def _infer(arguments: argparse.Namespace) -> int:
         np.savez(arguments.out, **network.read())  # type: ignore[arg-type]  # its stub takes names for options
         print(f"{arguments.out}: {', '.join(f'{name} {array.shape}' for name, array in network.read().items())}")
     return OK
+
+
+def _images(path: Path) -> np.ndarray:
+    """The array of an .npy file; a ValueError if it is none."""
+    try:
+        found = np.load(path, allow_pickle=False)
+    except (ValueError, EOFError):
+        found = None
+    if not isinstance(found, np.ndarray):
+        raise ValueError(f"{path}: expected an .npy file, as numpy.save writes it")
+    return found
 
 
 def _describe(network: Network, published: Published | None) -> None:

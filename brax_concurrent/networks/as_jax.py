@@ -154,8 +154,9 @@ def _gate(layer: Layer, _: list[Any], values: Values) -> Any:
     x, groups = values[layer.inputs[0]], layer.attributes["groups"]
     on = x > layer.attributes["threshold"]
     if groups:
-        rows, on = jnp.where(jnp.isnan(x), -jnp.inf, x).reshape(groups, -1), on.reshape(groups, -1)
-        first = jnp.arange(rows.shape[1]) == jnp.argmax(rows, axis=1)[:, None]
+        rows, on = x.reshape(groups, -1), on.reshape(groups, -1)
+        largest = jnp.where(jnp.isnan(rows), -jnp.inf, rows).max(axis=1, keepdims=True)
+        first = jnp.arange(rows.shape[1]) == jnp.argmax(rows == largest, axis=1)[:, None]  # of NaNs alone the first
         on = jnp.where(on.any(axis=1, keepdims=True), on, first).reshape(-1)
     return on.astype(jnp.int32)
 

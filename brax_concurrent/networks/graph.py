@@ -12,8 +12,10 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
+from brax_concurrent.networks.arguments import check_counts, check_number, checked_shape, is_whole
+from brax_concurrent.networks.graph_base import GraphBase
 from brax_concurrent.networks.tensors import (
     RESIZES,
     Flag,
@@ -28,10 +30,18 @@ from brax_concurrent.networks.tensors import (
     image_shape,
     vector_size,
 )
+from brax_concurrent.networks.undo import undo_on_error
 
 
-class Graph:
+@undo_on_error(
+    *("conv", "depthwise", "separable", "max_pool", "avg_pool", "global_pool", "dense", "activation", "add"),
+    *("weighted_sum", "multiply", "concat", "resize", "softmax", "mix", "mixed_conv", "mixed_depthwise"),
+    *("gate", "any", "none", "merge", "output"),
+)
+class Graph(GraphBase):
     """Layers in program order; see the module.
+
+    A method that raises an exception has added nothing.
 
     Args:
       name: what messages call it.
@@ -45,30 +55,6 @@ class Graph:
       batch_norms: channels that are normalised. Normalisation is folded into weights and biases, as for inference:
         of its two trained numbers for each channel only one is left, the bias.
     """
-
-    def __init__(self, name: str, input_shape: tuple[int, int, int]):
-        if len(input_shape) != 3 or any(not isinstance(n, int) or n < 1 for n in input_shape):
-            raise ValueError(f"{name}: input_shape: expected (height, width, channels) from 1 on, got {input_shape!r}")
-        self.name = name
-        self.input = Tensor("input", tuple(input_shape))
-        self.layers: list[Layer] = []
-        self.parameters: dict[str, Parameter] = {}
-        self.outputs: dict[str, Tensor] = {}
-        self.batch_norms = 0
-        self._when: Flag | None = None
-        self._names: set[str] = {"input"}
-
-    # -- what it comes to --
-
-    @property
-    def parameter_count(self) -> int:
-        """Trained numbers, as publications count them: with two for each channel that is normalised."""
-        return sum(each.size for each in self.parameters.values()) + self.batch_norms
-
-    @property
-    def multiply_adds(self) -> int:
-        """Of an inference in which every layer runs."""
-        return sum(layer.multiply_adds for layer in self.layers)
 
     # -- layers --
 
@@ -105,6 +91,7 @@ class Graph:
           name: of the layer; None: one is made up.
         """
         size = as_pair(kernel)
+        check_counts(self.name, channels=channels)
         height, width, pads = self._window(x, size, stride, padding, dilation)
         inputs = size[0] * size[1] * x.channels
         name = self._new_name("conv", name)
@@ -160,10 +147,16 @@ class Graph:
         return self.conv(deep, channels, activation=activation, norm=norm, name=f"{name}.pointwise")
 
     def max_pool(
-        self, x: Tensor, kernel: int, *, stride: int = 1, padding: Padding = "VALID", name: str | None = None
+        self,
+        x: Tensor,
+        kernel: int | tuple[int, int],
+        *,
+        stride: int = 1,
+        padding: Padding = "VALID",
+        name: str | None = None,
     ) -> Tensor:
         """The largest value of each window; what is outside of the image does not count."""
-        return self._pool("max_pool", x, (kernel, kernel), stride, padding, name)
+        return self._pool("max_pool", x, as_pair(kernel), stride, padding, name)
 
     def avg_pool(
         self,
@@ -198,6 +191,7 @@ class Graph:
     ) -> Tensor:
         """A matrix times a vector; arguments as in `conv`."""
         vector_size(x)
+        check_counts(self.name, channels=channels)
         name = self._new_name("dense", name)
         weights = self._weights(name, (x.channels, channels), x.channels, gain, norm or bias, norm, bias_mean)
         return self._add(
@@ -214,9 +208,9 @@ class Graph:
 
     def weighted_sum(self, xs: Sequence[Tensor], *, activation: str | None = None, name: str | None = None) -> Tensor:
         """The sum of tensors of one shape, each times the sigmoid of a trained number."""
-        name = self._new_name("weighted_sum", name)
+        name, xs = self._new_name("weighted_sum", name), self._tensors("weighted_sum", xs)
         self.parameters[f"{name}.weight"] = Parameter((len(xs),), 0.0, 1.0)
-        return self._sum("weighted_sum", tuple(xs), activation, name, weights=(f"{name}.weight",), named=True)
+        return self._sum("weighted_sum", xs, activation, name, weights=(f"{name}.weight",), named=True)
 
     def multiply(self, x: Tensor, scale: Tensor, *, name: str | None = None) -> Tensor:
         """An image, each of its channels times an element of a vector."""
@@ -226,15 +220,17 @@ class Graph:
 
     def concat(self, xs: Sequence[Tensor], *, name: str | None = None) -> Tensor:
         """Tensors behind each other along their channels. No layer, where they can be written into one memory."""
+        xs = self._tensors("concat", xs)
         if len({x.shape[:-1] for x in xs}) != 1:
             raise ValueError(f"{self.name}: concat: expected equal heights and widths, got {[x.shape for x in xs]}")
         shape = (*xs[0].shape[:-1], sum(x.channels for x in xs))
-        return self._add("concat", self._new_name("concat", name), tuple(xs), shape)
+        return self._add("concat", self._new_name("concat", name), xs, shape)
 
     def resize(self, x: Tensor, size: tuple[int, int], method: str = "linear", *, name: str | None = None) -> Tensor:
         """An image enlarged to a height and a width: "linear" or "nearest", with pixels as squares."""
         if method not in RESIZES:
             raise ValueError(f"{self.name}: resize: method: expected one of {', '.join(RESIZES)}, got {method!r}")
+        size = cast(tuple[int, int], checked_shape(self.name, "size", size, (2,), "(height, width)"))
         height, width, channels = image_shape(x)
         if size[0] < height or size[1] < width:
             raise ValueError(f"{self.name}: resize: expected at least {(height, width)}, got {size}: it only enlarges")
@@ -256,6 +252,8 @@ class Graph:
           norm: a batch norm is folded in.
           name: of the layer, which is that of the weights.
         """
+        shape = checked_shape(self.name, "shape", shape, (1, 2, 3, 4), "one to four numbers")
+        check_counts(self.name, inputs=inputs)
         experts, name = vector_size(routing), self._new_name("mix", name)
         self.parameters[f"{name}.weight"] = Parameter((experts, *shape), 0.0, math.sqrt(2.0 / inputs))
         self.batch_norms += shape[-1] if norm else 0  # its scale; its shift is a bias
@@ -275,6 +273,7 @@ class Graph:
     ) -> Tensor:
         """Convolution and batch norm with an image's own weights, mixed of experts': two layers; see `mix`."""
         size, name = as_pair(kernel), self._new_name("mixed_conv", name)
+        check_counts(self.name, channels=channels)
         height, width, pads = self._window(x, size, stride, padding, 1)
         inputs = size[0] * size[1] * x.channels
         weights = self.mix(routing, (*size, x.channels, channels), inputs, norm=True, name=f"{name}.mix")
@@ -318,8 +317,9 @@ class Graph:
           name: of the layer.
         """
         count = vector_size(x)
-        if groups < 0 or (groups and count % groups):
+        if not is_whole(groups) or groups < 0 or (groups and count % groups):
             raise ValueError(f"{self.name}: gate: groups: expected a divisor of {count}, or 0, got {groups}")
+        check_number(self.name, threshold=threshold)
         flags = self._add(
             "gate", self._new_name("gate", name), (x,), (count,), dtype="int32", threshold=threshold, groups=groups
         )
@@ -338,10 +338,12 @@ class Graph:
         """Layers added inside the block run only where the flag is not 0; what they would write is undefined else.
 
         Raises:
-          ValueError: it is inside another such block. Make one flag of both instead.
+          TypeError: it is no flag of the graph.
+          ValueError: it is inside another such block, or the flag is computed in one. Make one flag of both instead.
         """
         if self._when is not None:
             raise ValueError(f"{self.name}: when: blocks do not nest")
+        self._flags("when", (flag,))
         self._when = flag
         try:
             yield
@@ -358,14 +360,18 @@ class Graph:
         name: str | None = None,
     ) -> Tensor:
         """The sum of those tensors whose flag is not 0, each times its element of `scales`; zeros if there is none."""
+        xs, flags = self._tensors("merge", xs), self._flags("merge", flags)
         if len(xs) != len(flags) or not xs:
             raise ValueError(f"{self.name}: merge: expected a flag for each tensor, got {len(xs)} and {len(flags)}")
         if scales is not None and vector_size(scales) != len(xs):
             raise ValueError(f"{self.name}: merge: expected {len(xs)} scales, got a tensor of {scales.shape}")
-        return self._sum("merge", tuple(xs), activation, name, flags=tuple(flags), scales=scales)
+        return self._sum("merge", xs, activation, name, flags=flags, scales=scales)
 
     def output(self, **tensors: Tensor) -> None:
         """What an inference returns, by name."""
+        for tensor in tensors.values():
+            self._check_own("output", tensor)
+            self._check_defined("output", tensor, None)
         self.outputs.update(tensors)
 
     # -- inside --
@@ -383,16 +389,20 @@ class Graph:
     ) -> Tensor:
         if any(n < 1 for n in shape):
             raise ValueError(f"{self.name}: {name}: nothing is left of {[x.shape for x in inputs]}: {shape}")
+        flags = attributes.get("flags") or (self._when,) * len(inputs)  # where each input is read
+        for index, x in enumerate(inputs if kind not in ("any", "none") else ()):
+            self._check_own(name, x)
+            if kind != "concat":  # whose parts may be undefined for themselves, as scales of a merge are
+                self._check_defined(name, x, flags[index] if self._when is None else self._when)
+            weights = index == 1 and kind in ("conv", "depthwise")
+            if x.dtype != "float32" or (len(x.shape) not in (1, 3) and not weights):
+                raise ValueError(f"{self.name}: {name}: expected images or vectors, got {x.dtype}{list(x.shape)}")
         output = Tensor(name, shape, dtype)
+        self._made[output] = self._when
+        parts = (flag for x in inputs for flag in self._needs[x]) if kind == "concat" else ()
+        self._needs[output] = tuple(dict.fromkeys((*parts, *([] if self._when is None else [self._when]))))
         self.layers.append(Layer(kind, name, inputs, output, parameters, attributes, self._when, multiply_adds))
         return output
-
-    def _new_name(self, kind: str, name: str | None) -> str:
-        found = name if name is not None else f"{kind}_{len(self.layers)}"
-        if found in self._names:
-            raise ValueError(f"{self.name}: name: {found!r} is taken")
-        self._names.add(found)
-        return found
 
     def _weights(
         self,
@@ -417,17 +427,26 @@ class Graph:
         self, x: Tensor, size: tuple[int, int], stride: int, padding: Padding, dilation: int
     ) -> tuple[int, int, Pads]:
         """Height and width of what a sliding window makes of an image, and the padding in numbers."""
+        check_counts(self.name, stride=stride, dilation=dilation)
         height, width, _ = image_shape(x)
         spans = [(n - 1) * dilation + 1 for n in size]
         pads = explicit_pads(padding, (height, width), spans, stride)
+        if any(n + min(low, 0) + min(high, 0) < 0 for n, (low, high) in zip((height, width), pads, strict=True)):
+            raise ValueError(f"{self.name}: padding: {pads} crops more than there is of {x.shape}")
         counts = [
             (n + sum(pad) - span) // stride + 1 for n, span, pad in zip((height, width), spans, pads, strict=True)
         ]
         return counts[0], counts[1], pads
 
     def _flag(self, kind: str, flags: Sequence[Flag], name: str | None) -> Flag:
+        flags = self._flags(kind, flags)
+        if not flags:
+            raise ValueError(f"{self.name}: {kind}: expected flags, got none")
         indices, tensors = tuple(flag.index for flag in flags), tuple(flag.tensor for flag in flags)
-        return Flag(self._add(kind, self._new_name(kind, name), tensors, (1,), dtype="int32", indices=indices), 0)
+        found = self._add(kind, self._new_name(kind, name), tensors, (1,), dtype="int32", indices=indices)
+        if kind == "any":
+            self._any_of[found] = flags
+        return Flag(found, 0)
 
     def _pool(
         self, kind: str, x: Tensor, size: tuple[int, int], stride: int, padding: Padding, name: str | None
@@ -452,6 +471,7 @@ class Graph:
         scales: Tensor | None = None,
         named: bool = False,
     ) -> Tensor:
+        xs = self._tensors(kind, xs)
         if not xs or len({x.shape for x in xs}) != 1:
             raise ValueError(f"{self.name}: {kind}: expected tensors of one shape, got {[x.shape for x in xs]}")
         new = name if named and name is not None else self._new_name(kind, name)

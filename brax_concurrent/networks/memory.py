@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 
 from brax_concurrent.networks.graph import Graph
@@ -75,14 +75,16 @@ def _owners(graph: Graph) -> dict[Tensor, tuple[Tensor, int]]:
     """For every tensor but flags whose memory it lies in, and at which channel there."""
     owners = {graph.input: (graph.input, 0)}
     owners |= {each.output: (each.output, 0) for each in graph.layers if each.output.dtype == "float32"}
+    # What the user writes or reads, and what its kernel takes for one piece, become no parts of others.
+    fixed = {graph.input, *graph.outputs.values(), *(each.output for each in graph.layers if each.kind == "mix")}
     # From the last layer on: a concatenation may itself be a part of a later one.
     for layer in reversed(graph.layers):
         owner, channel = owners.get(layer.output, (layer.output, 0))
-        if layer.kind == "view" and _may_move(layer.inputs[0], graph, owners):
+        if layer.kind == "view" and _may_move(layer.inputs[0], fixed, owners):
             owners[layer.inputs[0]] = (owner, channel)
         elif layer.kind == "concat" and _is_exact(layer):
             for tensor in layer.inputs:
-                if _may_move(tensor, graph, owners) and layer.inputs.count(tensor) == 1:
+                if _may_move(tensor, fixed, owners) and layer.inputs.count(tensor) == 1:
                     owners[tensor] = (owner, channel)
                 channel += tensor.channels
     return owners
@@ -92,9 +94,9 @@ def _is_exact(layer: Layer) -> bool:
     return layer.output.size // layer.output.channels <= MAX_PIECES
 
 
-def _may_move(tensor: Tensor, graph: Graph, owners: Mapping[Tensor, tuple[Tensor, int]]) -> bool:
-    """Whether a tensor may become a part of another: it is none yet, nor what the user writes or reads."""
-    return owners[tensor][0] is tensor and tensor is not graph.input and tensor not in graph.outputs.values()
+def _may_move(tensor: Tensor, fixed: Set[Tensor], owners: Mapping[Tensor, tuple[Tensor, int]]) -> bool:
+    """Whether a tensor may become a part of another: it is none yet."""
+    return owners[tensor][0] is tensor and tensor not in fixed
 
 
 def _lifetimes(

@@ -41,7 +41,8 @@ class Network:
       streams: the tasks of each image.
 
     Raises:
-      ValueError: weights do not fit, or batch or device are none.
+      TypeError: the graph or weights are none.
+      ValueError: weights do not fit, or batch, device or seed are none.
       CudaError: there is no GPU.
     """
 
@@ -54,6 +55,8 @@ class Network:
         device: str = "auto",
         seed: int = 0,
     ):
+        if not isinstance(graph, Graph):
+            raise TypeError(f"graph: expected a Graph, see make_network, got {graph!r}")
         if not graph.outputs:
             raise ValueError(f"{graph.name}: expected a graph with outputs, got none: see Graph.output")
         if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
@@ -135,7 +138,12 @@ class Network:
 
     def ran(self, image: int = 0) -> tuple[Layer, ...]:
         """The layers that the last run ran for an image, by its flags."""
-        return tuple(layer for layer in self.graph.layers if layer.when is None or self.flag(layer.when, image) != 0)
+        flags = {tensor: self._read(image, tensor) for tensor in self._flag_offsets}
+        return tuple(
+            layer
+            for layer in self.graph.layers
+            if layer.when is None or flags[layer.when.tensor][layer.when.index] != 0
+        )
 
     def flag(self, flag: Flag, image: int = 0) -> int:
         """A flag's value after the last run."""
@@ -211,7 +219,8 @@ def _weights(graph: Graph, weights: Any, seed: int) -> dict[str, np.ndarray]:
         found = checked_weights(graph, weights) if isinstance(weights, Mapping) else load_weights(graph, weights)
     for layer in graph.layers:
         if layer.kind == "sum":  # a weighted one: the sigmoid does not depend on the image
-            found |= {name: 1 / (1 + np.exp(-found[name])) for name in layer.parameters}
+            with np.errstate(over="ignore"):  # then it is 0
+                found |= {name: 1 / (1 + np.exp(-found[name])) for name in layer.parameters}
     return found
 
 

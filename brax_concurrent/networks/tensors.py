@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from brax_concurrent.networks.arguments import is_whole
+
 Pads = tuple[tuple[int, int], tuple[int, int]]
 Padding = str | int | Pads
 ACTIVATIONS = ("relu", "relu6", "swish", "sigmoid", "tanh")
@@ -98,8 +100,11 @@ class Layer:
 
 
 def as_pair(value: int | tuple[int, int]) -> tuple[int, int]:
-    """Height and width of a filter."""
-    return (value, value) if isinstance(value, int) else value
+    """Height and width of a filter; a ValueError if it is none."""
+    pair: Any = (value, value) if is_whole(value) else value
+    if not isinstance(pair, (tuple, list)) or len(pair) != 2 or not all(is_whole(n) and n >= 1 for n in pair):
+        raise ValueError(f"kernel: expected a whole number from 1 on, or (height, width) of such, got {value!r}")
+    return int(pair[0]), int(pair[1])
 
 
 def as_activation(name: str | None) -> str | None:
@@ -109,29 +114,42 @@ def as_activation(name: str | None) -> str | None:
     return name
 
 
+def check_tensor(x: Any) -> None:
+    """A TypeError if it is none."""
+    if not isinstance(x, Tensor):
+        hint = ": its tensor is flag.tensor" if isinstance(x, Flag) else ""
+        raise TypeError(f"expected a tensor of the graph, got {type(x).__name__}{hint}")
+
+
 def image_shape(x: Tensor) -> tuple[int, int, int]:
-    """Height, width and channels of an image; a ValueError if it is none."""
+    """Height, width and channels of an image; a ValueError if it is none, a TypeError if it is no tensor."""
+    check_tensor(x)
     if len(x.shape) != 3:
         raise ValueError(f"{x.name}: expected an image (height, width, channels), got {x.shape}")
     return x.shape[0], x.shape[1], x.shape[2]
 
 
 def vector_size(x: Tensor) -> int:
-    """Elements of a vector; a ValueError if it is none."""
+    """Elements of a vector; a ValueError if it is none, a TypeError if it is no tensor."""
+    check_tensor(x)
     if len(x.shape) != 1:
         raise ValueError(f"{x.name}: expected a vector, got {x.shape}")
     return x.shape[0]
 
 
 def explicit_pads(padding: Padding, sizes: Sequence[int], spans: Sequence[int], stride: int) -> Pads:
-    """Padding as ((top, bottom), (left, right))."""
-    if isinstance(padding, int):
-        return ((padding, padding), (padding, padding))
+    """Padding as ((top, bottom), (left, right)); a ValueError if it is none of what `Padding` may be."""
     if padding == "VALID":
         return ((0, 0), (0, 0))
     if padding == "SAME":
         totals = [max((-(-n // stride) - 1) * stride + span - n, 0) for n, span in zip(sizes, spans, strict=True)]
         return ((totals[0] // 2, totals[0] - totals[0] // 2), (totals[1] // 2, totals[1] - totals[1] // 2))
-    if isinstance(padding, str):
-        raise ValueError(f"padding: expected SAME, VALID, a number or ((top, bottom), (left, right)), got {padding!r}")
-    return padding
+    sides: Any = ((padding, padding), (padding, padding)) if is_whole(padding) else padding
+    if _is_pair(sides) and all(_is_pair(side) and is_whole(side[0]) and is_whole(side[1]) for side in sides):
+        (top, bottom), (left, right) = sides
+        return (int(top), int(bottom)), (int(left), int(right))
+    raise ValueError(f"padding: expected SAME, VALID, a number or ((top, bottom), (left, right)), got {padding!r}")
+
+
+def _is_pair(value: Any) -> bool:
+    return isinstance(value, (tuple, list)) and len(value) == 2

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from brax_concurrent.networks.arguments import is_whole
 from brax_concurrent.networks.graph import Graph
 
 
@@ -16,7 +17,12 @@ def seeded_weights(graph: Graph, seed: int = 0) -> dict[str, np.ndarray]:
     """Weights by name, float32, drawn from the normal distributions that the graph names.
 
     Each array depends on the seed and its place among the graph's parameters, by NumPy's Philox.
+
+    Raises:
+      ValueError: the seed is no whole number from 0 on of 63 bits.
     """
+    if not is_whole(seed) or not 0 <= seed < 1 << 63:
+        raise ValueError(f"seed: expected a whole number from 0 to {(1 << 63) - 1}, got {seed!r}")
     found = {}
     for index, (name, each) in enumerate(graph.parameters.items()):
         random = np.random.Generator(np.random.Philox(key=[seed, index]))
@@ -43,16 +49,19 @@ def checked_weights(graph: Graph, weights: Mapping[str, Any]) -> dict[str, np.nd
             found[name] = array
     if wrong:
         raise ValueError("\n  ".join([f"weights do not fit {graph.name}:", *wrong]))
-    return {name: np.ascontiguousarray(array) for name, array in found.items()}
+    return {name: np.require(array, requirements=["C", "A"]) for name, array in found.items()}
 
 
 def load_weights(graph: Graph, path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
     """Weights from an .npz file, as `numpy.savez` writes it, with the names of `graph.parameters`.
 
     Raises:
+      TypeError: it is no path.
       ValueError: the file is none, or what is in it does not fit; see `checked_weights`.
       OSError: it cannot be read.
     """
+    if not isinstance(path, (str, os.PathLike)):  # a number would be a file that the process has open
+        raise TypeError(f"weights: expected arrays by name or the path of an .npz file, got {type(path).__name__}")
     if not zipfile.is_zipfile(path):
         os.stat(path)  # says what is wrong if there is no such file
         raise ValueError(f"{os.fspath(path)}: expected an .npz file, as numpy.savez writes it")

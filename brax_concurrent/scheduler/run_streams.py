@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,6 +73,9 @@ def run_streams(
       TaskError: a kernel raised an exception; its `stream` says in which stream.
       Others: see `TaskStream.run`.
     """
+    if isinstance(streams, TaskStream) or not isinstance(streams, Iterable):
+        raise TypeError(f"streams: expected a sequence of streams, got {type(streams).__name__}")
+    streams = tuple(streams)
     for index, stream in enumerate(streams):
         if not isinstance(stream, TaskStream):
             raise TypeError(f"streams: expected streams of tasks, got {type(stream).__name__} at {index}")
@@ -86,7 +89,7 @@ def run_streams(
         except ValueError as error:
             raise ValueError(f"stream {index}, {error}") from None
     on_gpu = any(stream.device == "cuda" for stream in streams)
-    joined = _join(tuple(streams), interleaved=not (scheduler == "hw" and on_gpu))
+    joined = _join(streams, interleaved=not (scheduler == "hw" and on_gpu))
     try:
         return joined.whole._run(scheduler, window, cuda_streams, threads, trace, windows)
     except TaskError as error:

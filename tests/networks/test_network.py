@@ -130,11 +130,41 @@ def test_images_that_do_not_fit_are_refused(graph, images, error, message):
         ({"batch": 0}, "batch: expected a whole number from 1 on, got 0"),
         ({"batch": 2.0}, "batch: expected a whole number"),
         ({"device": "tpu"}, "device: expected auto, cpu or cuda, got 'tpu'"),
+        ({"seed": -1}, "seed: expected a whole number from 0"),
+        ({"seed": 1.5}, "seed: expected a whole number .*, got 1.5"),
+        ({"seed": 2**64}, "seed: expected a whole number"),
     ],
 )
 def test_other_arguments_that_do_not_fit_are_refused(graph, arguments, message):
     with pytest.raises(ValueError, match=message):
         Network(graph, **arguments)
+
+
+def test_weights_are_arrays_or_a_path_and_no_open_file(graph, tmp_path):
+    with (tmp_path / "file").open("w") as file:
+        with pytest.raises(TypeError, match="weights: expected arrays by name or the path .*, got int"):
+            Network(graph, file.fileno())
+        file.write("still open")
+    with pytest.raises(TypeError, match="weights: .*got list"):
+        Network(graph, [seeded_weights(graph)])
+    with pytest.raises(TypeError, match="graph: expected a Graph, see make_network, got 'squeezenet'"):
+        Network("squeezenet")
+
+
+def test_weights_may_lie_anywhere(graph):
+    weights, image = seeded_weights(graph), random_images(SHAPE, 1)[0]
+    odd = {
+        name: np.frombuffer(b"-" + array.tobytes(), np.uint8)[1:].view(np.float32).reshape(array.shape)
+        for name, array in weights.items()
+    }
+    np.testing.assert_array_equal(Network(graph, odd)(image)["scores"], Network(graph, weights)(image)["scores"])
+
+
+def test_sigmoids_of_large_weights_are_0_and_1():
+    g = Graph("toy", (1, 1, 2))
+    g.output(y=g.weighted_sum([g.input, g.input], name="sum"))
+    network = Network(g, {"sum.weight": np.array([-1000, 1000], np.float32)}, device="cpu")
+    assert network(np.ones((1, 1, 2), np.float32), "serial")["y"].tolist() == [[[1.0, 1.0]]]
 
 
 def test_a_network_without_outputs_is_refused():

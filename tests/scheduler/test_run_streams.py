@@ -186,3 +186,18 @@ def test_misuse():
         ValueError, match="stream 0, task 0, kernel copy: argument x: reads memory of TaskStream.empty that"
     ):
         bc.run_streams([unwritten])
+
+
+def test_streams_may_come_from_a_generator_and_one_alone_is_no_sequence():
+    @bc.kernel(reads=("y",), writes=("y",))
+    def count(unit, y):
+        y[unit] += 1
+
+    arrays, streams = [np.zeros(2) for _ in range(3)], [bc.TaskStream() for _ in range(3)]
+    for stream, y in zip(streams, arrays, strict=True):
+        stream.add(count, units=2, y=y)
+    bc.run_streams((stream for stream in streams), "serial")
+    assert [y.tolist() for y in arrays] == [[1.0, 1.0]] * 3
+    for wrong in (streams[0], None):
+        with pytest.raises(TypeError, match="streams: expected a sequence of streams, got"):
+            bc.run_streams(wrong)
