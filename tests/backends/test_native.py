@@ -133,7 +133,9 @@ def test_arenas_are_aligned_and_used_again():
     assert all(address % 64 == 0 for address in found)
     assert 1 <= len(found) <= 4
     idle = program.desc[-int(program.desc[native.DESC_ARENAS]) :]
-    assert found == {int(address) for address in idle if address}
+    kept = {int(address) for address in idle if address}
+    assert found <= kept  # and those of participants who came when no tile was left
+    assert len(kept) <= 4
     desc = program.desc
     del program, idle
     gc.collect()
