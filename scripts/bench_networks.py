@@ -140,11 +140,10 @@ def record(
     rows = {each: times[each] for each in times if each not in ("mask", "cond")} | {JAX: times[rival]}
     rates = {each: [batch / second for second in samples] for each, samples in rows.items()}
     base = statistics.median(rates["serial"]) if "serial" in rates else None
-    detail = {"small": options.small, "seed": options.seed, **detail}
+    detail = {"small": options.small, "seed": options.seed, "jax": rival, **detail}
     for each, samples in rates.items():
         found = _records.summary(samples)
         ratio = found["value"] / base if base is not None and each != "serial" else None
-        own = {**detail, "branches": rival} if each == JAX else detail
         of_serial = "" if ratio is None else f"{ratio:6.2f}x of serial"
         print(
             f"{name:16} {batch:4} {each:7} {found['value']:12,.1f} images/s "
@@ -163,7 +162,7 @@ def record(
             batch=batch,
             baseline=None if ratio is None else "serial",
             ratio=ratio,
-            detail=own,
+            detail=detail,
         )
     print(f"{'':16} {', '.join(f'{key} {value}' for key, value in detail.items())}", flush=True)
 
