@@ -5,6 +5,7 @@ import math
 import numpy as np
 
 import brax_concurrent as bc
+from brax_concurrent.backends.arguments import ArgumentType
 
 
 @bc.kernel(reads=("x", "y"), writes=("y",))
@@ -116,3 +117,18 @@ def bytes_of(array):
         shape[axis] = n
         first += (np.arange(n) * step).reshape(shape)
     return {int(address) + i for address in first.ravel() for i in range(array.itemsize)}
+
+
+def every_kind(unit, a, x, y, flag, z):
+    """Arguments of every kind: a function for EVERY_KIND's types."""
+    if flag:
+        y[unit, 0] = a * x[unit] + z.real
+
+
+EVERY_KIND = (
+    ArgumentType("float32"),
+    ArgumentType("float64", 1, readonly=True),
+    ArgumentType("int16", 2, "A"),
+    ArgumentType("bool"),
+    ArgumentType("complex64"),
+)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from brax_concurrent import __version__
-from brax_concurrent.cli.common import FAILED, OK, CommandError, add_place, at_least, wrong_arguments
+from brax_concurrent.cli.common import FAILED, OK, CommandError, add_place, add_settings, at_least, wrong_arguments
 
 ALL = "all"
 _HEAD = ("robot", "scheduler", "granularity", "envs", "env steps/s", "spread", "to serial", "compiled")
@@ -33,14 +33,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--num-envs", nargs="+", default=[4096], help="environments (default 4096)", **number)
     parser.add_argument("--scheduler", nargs="+", metavar="NAME", help="see the documentation of make (default: each)")
     parser.add_argument("--granularity", nargs="+", default=["step"], metavar="NAME", help="default step")
-    parser.add_argument(
-        *("--set",),
-        type=_setting,
-        action="append",
-        default=[],
-        metavar="ARGUMENT=VALUE",
-        help="another argument of make, for all schedulers but serial",
-    )
+    add_settings(parser, "another argument of make, for all schedulers but serial", _number_or_text)
     parser.add_argument("--steps", help="control steps of a timing (default: as many as take a while)", **number)
     parser.add_argument("--repeats", default=5, help="timings (default 5)", **number)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results, with all timings")
@@ -48,11 +41,8 @@ def add_parser(subparsers: Any) -> None:
     parser.set_defaults(run=run)
 
 
-def _setting(text: str) -> tuple[str, Any]:
-    name, equals, value = text.partition("=")
-    if not (name.isidentifier() and equals and value):
-        raise argparse.ArgumentTypeError(f"expected ARGUMENT=VALUE, got {text!r}")
-    return name, int(value) if value.isdecimal() else value
+def _number_or_text(value: str) -> int | str:
+    return int(value) if value.isdecimal() else value
 
 
 @dataclass(frozen=True)

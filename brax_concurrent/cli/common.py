@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import os
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 
@@ -35,6 +36,18 @@ def wrong_arguments() -> Iterator[None]:
 def add_place(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--backend", choices=("auto", "cpu", "cuda"), default="auto", help="default auto")
     parser.add_argument("--threads", type=at_least(0), default=0, metavar="N", help="CPU threads at most; 0: all cores")
+
+
+def add_settings(parser: argparse.ArgumentParser, meaning: str, convert: Callable[[str], Any]) -> None:
+    """The option --set ARGUMENT=VALUE, which may be repeated: pairs of a name and what `convert` makes of the text."""
+
+    def setting(text: str) -> tuple[str, Any]:
+        name, equals, value = text.partition("=")
+        if not (name.isidentifier() and equals and value):
+            raise argparse.ArgumentTypeError(f"expected ARGUMENT=VALUE, got {text!r}")
+        return name, convert(value)
+
+    parser.add_argument("--set", type=setting, action="append", default=[], metavar="ARGUMENT=VALUE", help=meaning)
 
 
 def at_least(low: int) -> Callable[[str], int]:

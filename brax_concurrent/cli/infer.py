@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from brax_concurrent.cli.common import FAILED, OK, CommandError, add_place, at_least, wrong_arguments
+from brax_concurrent.cli.common import FAILED, OK, CommandError, add_place, add_settings, at_least, wrong_arguments
 from brax_concurrent.networks.registry import entry_of, list_networks, make_network
 
 if TYPE_CHECKING:
@@ -30,14 +30,8 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--batch", type=at_least(1), metavar="N", help="images at once (default 1, or the file's)")
     parser.add_argument("--scheduler", default="hw", metavar="NAME", help="serial, sw, graph or hw (default hw)")
     parser.add_argument("--window", type=at_least(1), default=32, metavar="N", help="tasks it looks at (default 32)")
-    parser.add_argument(
-        *("--set",),
-        type=_setting,
-        action="append",
-        default=[],
-        metavar="ARGUMENT=VALUE",
-        help="an argument of the function that makes the network, such as its image's size; a wrong one lists them",
-    )
+    meaning = "an argument of the function that makes the network, such as its image's size; a wrong one lists them"
+    add_settings(parser, meaning, _literal_or_text)
     parser.add_argument("--small", action="store_true", help="a small version of it, to try it")
     parser.add_argument("--seed", type=at_least(0), default=0, metavar="N", help="of weights and images (default 0)")
     parser.add_argument("--weights", type=Path, metavar="FILE", help="an .npz file of all weights by name")
@@ -52,14 +46,11 @@ def add_parser(subparsers: Any) -> None:
     parser.set_defaults(run=run)
 
 
-def _setting(text: str) -> tuple[str, Any]:
-    name, equals, value = text.partition("=")
-    if not (name.isidentifier() and equals and value):
-        raise argparse.ArgumentTypeError(f"expected ARGUMENT=VALUE, got {text!r}")
+def _literal_or_text(value: str) -> Any:
     try:
-        return name, ast.literal_eval(value)
+        return ast.literal_eval(value)
     except (ValueError, SyntaxError):
-        return name, value
+        return value
 
 
 def run(arguments: argparse.Namespace) -> int:

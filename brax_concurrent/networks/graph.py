@@ -92,14 +92,11 @@ class Graph(GraphBase):
         """
         size = as_pair(kernel)
         check_counts(self.name, channels=channels)
-        height, width, pads = self._window(x, size, stride, padding, dilation)
+        window = self._window(x, size, stride, padding, dilation)
         inputs = size[0] * size[1] * x.channels
         name = self._new_name("conv", name)
         weights = self._weights(name, (*size, x.channels, channels), inputs, gain, norm or bias, norm, bias_mean)
-        return self._add(
-            "conv", name, (x,), (height, width, channels), weights, height * width * channels * inputs,
-            stride=stride, pads=pads, dilation=dilation, activation=as_activation(activation),
-        )  # fmt: skip
+        return self._convolve("conv", name, (x,), window, channels, inputs, weights, (stride, dilation), activation)
 
     def depthwise(
         self,
@@ -117,14 +114,13 @@ class Graph(GraphBase):
     ) -> Tensor:
         """Convolution of each channel by itself; arguments as in `conv`."""
         size = as_pair(kernel)
-        height, width, pads = self._window(x, size, stride, padding, dilation)
+        window = self._window(x, size, stride, padding, dilation)
+        inputs = math.prod(size)
         name = self._new_name("depthwise", name)
-        weights = self._weights(name, (*size, x.channels), size[0] * size[1], gain, norm or bias, norm)
-        return self._add(
-            "depthwise", name, (x,), (height, width, x.channels), weights,
-            height * width * x.channels * math.prod(size),
-            stride=stride, pads=pads, dilation=dilation, activation=as_activation(activation),
-        )  # fmt: skip
+        weights = self._weights(name, (*size, x.channels), inputs, gain, norm or bias, norm)
+        return self._convolve(
+            "depthwise", name, (x,), window, x.channels, inputs, weights, (stride, dilation), activation
+        )
 
     def separable(
         self,
@@ -274,14 +270,11 @@ class Graph(GraphBase):
         """Convolution and batch norm with an image's own weights, mixed of experts': two layers; see `mix`."""
         size, name = as_pair(kernel), self._new_name("mixed_conv", name)
         check_counts(self.name, channels=channels)
-        height, width, pads = self._window(x, size, stride, padding, 1)
+        window = self._window(x, size, stride, padding, 1)
         inputs = size[0] * size[1] * x.channels
         weights = self.mix(routing, (*size, x.channels, channels), inputs, norm=True, name=f"{name}.mix")
-        return self._add(
-            "conv", name, (x, weights), (height, width, channels), self._bias(name, channels),
-            height * width * channels * inputs,
-            stride=stride, pads=pads, dilation=1, activation=as_activation(activation),
-        )  # fmt: skip
+        bias = self._bias(name, channels)
+        return self._convolve("conv", name, (x, weights), window, channels, inputs, bias, (stride, 1), activation)
 
     def mixed_depthwise(
         self,
@@ -296,13 +289,13 @@ class Graph(GraphBase):
     ) -> Tensor:
         """The same for each channel by itself."""
         size, name = as_pair(kernel), self._new_name("mixed_depthwise", name)
-        height, width, pads = self._window(x, size, stride, padding, 1)
-        weights = self.mix(routing, (*size, x.channels), math.prod(size), norm=True, name=f"{name}.mix")
-        return self._add(
-            "depthwise", name, (x, weights), (height, width, x.channels), self._bias(name, x.channels),
-            height * width * x.channels * math.prod(size),
-            stride=stride, pads=pads, dilation=1, activation=as_activation(activation),
-        )  # fmt: skip
+        window = self._window(x, size, stride, padding, 1)
+        inputs = math.prod(size)
+        weights = self.mix(routing, (*size, x.channels), inputs, norm=True, name=f"{name}.mix")
+        bias = self._bias(name, x.channels)
+        return self._convolve(
+            "depthwise", name, (x, weights), window, x.channels, inputs, bias, (stride, 1), activation
+        )
 
     # -- what depends on the input --
 
@@ -447,6 +440,31 @@ class Graph(GraphBase):
         if kind == "any":
             self._any_of[found] = flags
         return Flag(found, 0)
+
+    def _convolve(
+        self,
+        kind: str,
+        name: str,
+        xs: tuple[Tensor, ...],
+        window: tuple[int, int, Pads],
+        channels: int,
+        inputs: int,
+        parameters: tuple[str, ...],
+        slide: tuple[int, int],
+        activation: str | None,
+    ) -> Tensor:
+        """A convolution of either kind.
+
+        Args:
+          window: what `_window` says.
+          inputs: how many go into one result.
+          slide: stride and dilation.
+        """
+        height, width, pads = window
+        return self._add(
+            kind, name, xs, (height, width, channels), parameters, height * width * channels * inputs,
+            stride=slide[0], pads=pads, dilation=slide[1], activation=as_activation(activation),
+        )  # fmt: skip
 
     def _pool(
         self, kind: str, x: Tensor, size: tuple[int, int], stride: int, padding: Padding, name: str | None

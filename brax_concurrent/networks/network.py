@@ -69,14 +69,13 @@ class Network:
         every = self._empty(max(batch * flags, 1), np.int32)  # one array, which `sw` on a GPU can read at once
         self._flags = [every[image * flags : (image + 1) * flags] for image in range(batch)]
         self.streams = tuple(TaskStream() for _ in range(batch))
-        self._starts: list[int] = []  # of each layer: its first task; and behind the last
+        self._starts = [0]  # of each layer: its first task; and behind the last. The same in all streams
         for image, stream in enumerate(self.streams):
             memory = self._memory(image)
-            self._starts = []
             for layer in graph.layers:
-                self._starts.append(len(stream))
                 add_layer(stream, layer, memory)
-            self._starts.append(len(stream))
+                if image == 0:
+                    self._starts.append(len(stream))
 
     def __call__(self, images: Any, scheduler: str = "auto", **knobs: Any) -> dict[str, np.ndarray]:
         """Infer a batch.

@@ -58,6 +58,11 @@ class _Recorder:
     def weights(self) -> list[Any]:
         return [self.memory.weights[name] for name in self.layer.parameters]
 
+    def filters(self) -> tuple[Any, list[Any]]:
+        """A convolution's filters, mixed for the image or trained as they are, and its bias if it has one."""
+        weights = self.weights()
+        return (self.input(1), weights) if len(self.layer.inputs) > 1 else (weights[0], weights[1:])
+
     def number(self, name: str) -> np.int64:
         return np.int64(self.layer.attributes[name])
 
@@ -75,9 +80,8 @@ class _Recorder:
 
 
 def _conv(r: _Recorder) -> None:
-    weights = r.weights()
-    filters = weights.pop(0) if len(r.layer.inputs) == 1 else r.input(1)
-    _add_conv(r, r.input(), filters, weights, r.output(), dilation=r.number("dilation"), **r.corner())
+    filters, bias = r.filters()
+    _add_conv(r, r.input(), filters, bias, r.output(), dilation=r.number("dilation"), **r.corner())
 
 
 def _dense(r: _Recorder) -> None:
@@ -90,34 +94,34 @@ def _dense(r: _Recorder) -> None:
 
 def _add_conv(r: _Recorder, x: Any, filters: Any, bias: list[Any], y: Any, **numbers: np.int64) -> None:
     height, width, count = y.shape
-    pixels, channels, adjacent = conv_block(r.memory.device, height, width, count)
-    kernel = generated.conv(pixels, channels, adjacent, bool(bias), r.activation())
-    units = height * -(-width // pixels) * -(-count // channels)
+    block = conv_block(r.memory.device, height, width, count)
+    kernel = generated.conv(*block, bool(bias), r.activation())
     biased = {"b": bias[0]} if bias else {}
-    r.add(kernel, units, x=x, w=filters, y=y, **biased, **numbers)
+    r.add(kernel, _units(block, height, width, count), x=x, w=filters, y=y, **biased, **numbers)
 
 
 def conv_block(device: str, height: int, width: int, channels: int) -> tuple[int, int, bool]:
     """Pixels and channels of a unit, and whether the channels are neighbours, of a convolution with such a result."""
     if device == "cpu":
         return 1, 4, True
-    for block in BLOCKS_OF_GPU:
-        pixels, count, _ = block
-        if height * -(-width // pixels) * -(-channels // count) >= _UNITS_OF_GPU:
-            return block
-    return BLOCKS_OF_GPU[-1]
+    enough = (block for block in BLOCKS_OF_GPU if _units(block, height, width, channels) >= _UNITS_OF_GPU)
+    return next(enough, BLOCKS_OF_GPU[-1])
+
+
+def _units(block: tuple[int, int, bool], height: int, width: int, channels: int) -> int:
+    """Units of a convolution whose units compute such a block."""
+    return height * -(-width // block[0]) * -(-channels // block[1])
 
 
 def _depthwise(r: _Recorder) -> None:
-    weights, y = r.weights(), r.output()
-    filters = weights.pop(0) if len(r.layer.inputs) == 1 else r.input(1)
-    biased = {"b": weights[0]} if weights else {}
+    filters, bias = r.filters()
+    biased = {"b": bias[0]} if bias else {}
     r.add(
-        generated.depthwise(bool(weights), r.activation()),
+        generated.depthwise(bool(bias), r.activation()),
         r.layer.output.size,
         x=r.input(),
         w=filters,
-        y=y,
+        y=r.output(),
         dilation=r.number("dilation"),
         **biased,
         **r.corner(),

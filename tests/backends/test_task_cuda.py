@@ -13,7 +13,7 @@ import re
 import numpy as np
 import pytest
 from fake_gpu import NODE, PARAMETERS, REPLAYED, fake_driver, fake_pool
-from task_kernels import answers, axpy, copy, fallible, fill, on_gpu, undeclared
+from task_kernels import EVERY_KIND, answers, axpy, copy, every_kind, fallible, fill, on_gpu, undeclared
 
 import brax_concurrent as bc
 from brax_concurrent.backends import cuda_pool
@@ -129,19 +129,7 @@ def gpu(monkeypatch):
 
 
 def test_a_kernel_is_machine_code_with_numbas_parameters():
-    types = [
-        ArgumentType("float32"),
-        READ,
-        ArgumentType("int16", 2, "A"),
-        ArgumentType("bool"),
-        ArgumentType("complex64"),
-    ]
-
-    def every_kind(unit, a, x, y, flag, z):
-        if flag:
-            y[unit, 0] = a * x[unit] + z.real
-
-    code = task_cuda.compile_task(every_kind, types, CAPABILITY)
+    code = task_cuda.compile_task(every_kind, EVERY_KIND, CAPABILITY)
     assert code.cubin[:4] == b"\x7fELF"
     assert f".visible .entry {code.symbol}(" in code.ptx
     assert ".target sm_90" in code.ptx

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import numba
 import pytest
-from task_kernels import answers, axpy, copy, fallible, fill, undeclared
+from task_kernels import EVERY_KIND, answers, axpy, copy, every_kind, fallible, fill, undeclared
 
 from brax_concurrent.backends.arguments import ArgumentType, KernelError
 
@@ -82,19 +82,7 @@ def test_kernels_that_do_not_compile(kernel, types, message):
 
 
 def test_arguments_are_loaded_as_the_words_of_parameters_lie():
-    types = [
-        ArgumentType("float32"),
-        READ,
-        ArgumentType("int16", 2, "A"),
-        ArgumentType("bool"),
-        ArgumentType("complex64"),
-    ]
-
-    def every_kind(unit, a, x, y, flag, z):
-        if flag:
-            y[unit, 0] = a * x[unit] + z.real
-
-    text = compile_unit(every_kind, types).texts[0]
+    text = compile_unit(every_kind, EVERY_KIND).texts[0]
     kinds = {0: "float", 8 * (1 + 4): "i64", 8 * (8 + 4): "i64", 8 * 17: "i8", 8 * 18: "float", 8 * 19: "float"}
     for place, kind in kinds.items():
         (line,) = re.findall(rf'add i64 %"parameters", {place}\n(.*)', text)
