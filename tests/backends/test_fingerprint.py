@@ -77,3 +77,14 @@ def test_functions_that_depend_on_more_have_none(function):
 
 def test_builtins_are_known():
     assert fingerprint(made(SOURCE.replace("math.exp", "abs"))) is not None
+
+
+def test_what_is_caught_where_is_part_of_it():
+    """Equal instructions under another table of handlers, as when a line is moved into a `try`."""
+    source = "def f(unit, x):\n    try:\n        x[unit] = 1 / x[unit]\n    except Exception:\n        x[unit] = k\n"
+    caught = made(source)
+    table = caught.__code__.co_exceptiontable
+    assert table
+    other = type(caught)(caught.__code__.replace(co_exceptiontable=table[: len(table) // 2]), caught.__globals__)
+    assert fingerprint(caught) == fingerprint(made(source))
+    assert fingerprint(other) != fingerprint(caught)
