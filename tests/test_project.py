@@ -192,3 +192,9 @@ def test_readme_shows_the_shortest_time(records):
 def test_a_wrong_marker_is_refused(tmp_path, text, said):
     with pytest.raises(ValueError, match=said):
         update_readme.render(text, tmp_path)
+
+
+def test_the_architecture_names_every_module():
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    modules = [path.name for path in (ROOT / "brax_concurrent").rglob("*.py") if path.name != "__init__.py"]
+    assert [name for name in modules if not re.search(rf"(?<![\w.]){re.escape(name)}", text)] == []
