@@ -211,14 +211,19 @@ def shared_words(count: int) -> np.ndarray:
 
 @contextlib.contextmanager
 def primary_context(device: int = 0) -> Iterator[None]:
-    """The context that XLA uses on a GPU, current in this thread inside the block."""
+    """The context that XLA uses on a GPU, current in this thread inside the block.
+
+    Once used it is there until the process ends: memory and kernels are in it.
+    """
+    call("cuCtxPushCurrent_v2", _retained(device))
+    try:
+        yield
+    finally:
+        call("cuCtxPopCurrent_v2", byref(c_void_p()))
+
+
+@functools.cache
+def _retained(device: int) -> c_void_p:
     context = c_void_p()
     call("cuDevicePrimaryCtxRetain", byref(context), device)
-    try:
-        call("cuCtxPushCurrent_v2", context)
-        try:
-            yield
-        finally:
-            call("cuCtxPopCurrent_v2", byref(c_void_p()))
-    finally:
-        call("cuDevicePrimaryCtxRelease_v2", device)
+    return context
