@@ -7,7 +7,6 @@ functions of the program, or reads global arrays, would need all of those in its
 from __future__ import annotations
 
 import builtins
-import math
 import struct
 import sys
 import types
@@ -17,15 +16,15 @@ from typing import Any
 
 import numpy as np
 
-_MODULES = (math, np)
+_MODULES = ("math", "numpy", "numba.cuda")
 _CONSTANTS = (bool, int, float, complex, str, bytes, type(None))
 
 
 def fingerprint(function: Callable[..., Any]) -> str | None:
     """The function's code and constants, with the versions of Python, NumPy and Numba; None if they do not tell it all.
 
-    Global names may be the modules math and numpy, built-in functions and numbers. A function with variables of
-    enclosing functions, or with functions inside, has no fingerprint.
+    Global names may be the modules math, numpy and numba.cuda, built-in functions and numbers. A function with
+    variables of enclosing functions, or with functions inside, has no fingerprint.
     """
     code = function.__code__
     if code.co_freevars or any(isinstance(each, types.CodeType) for each in code.co_consts):
@@ -46,7 +45,7 @@ def fingerprint(function: Callable[..., Any]) -> str | None:
     for name in code.co_names:
         if name in function.__globals__:
             value = function.__globals__[name]
-            if any(value is module for module in _MODULES):
+            if isinstance(value, types.ModuleType) and value.__name__ in _MODULES:
                 parts.append(f"{name} is {value.__name__}")
             elif type(value) in _CONSTANTS or isinstance(value, (np.number, np.bool_)):
                 parts.append(f"{name} is {_constant(value)}")

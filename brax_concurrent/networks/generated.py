@@ -1,7 +1,6 @@
-"""Kernels of which there are several forms, written by these functions: how much a unit computes, of how many inputs.
+"""Kernels of which there are several forms, written by these functions: of how many inputs, with which activation.
 
-A unit of a convolution computes a block of pixels times channels, so that each value that it loads serves several
-multiplications, and keeps their sums in registers: hence a variable for each, which only written-out code has.
+Convolutions here are those of a CPU; generated_cuda.py has a GPU's.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import numpy as np
 from brax_concurrent.scheduler.kernel import Kernel, kernel
 
 # What is applied to a result v. Comparisons are so that a NaN stays one.
-_ACTIVATE: dict[str | None, str] = {
+ACTIVATE: dict[str | None, str] = {
     None: "",
     "relu": "v = zero if v < zero else v",
     "relu6": "v = zero if v < zero else (six if v > six else v)",
@@ -27,95 +26,81 @@ _ACTIVATE: dict[str | None, str] = {
 }
 
 
-def _define(name: str, source: str, reads: Iterable[str]) -> Kernel:
-    scope: dict[str, Any] = {"math": math, "np": np, "zero": np.float32(0), "one": np.float32(1), "six": np.float32(6)}
+MOST_UNITS = 1 << 31
+MOST_WRITTEN_OUT = 49  # places of a filter
+PIXEL = """
+number, columns, channels = np.uint32(unit), np.uint32(y.shape[1]), np.uint32(y.shape[2])
+c, pixel = np.uint64(number % channels), number // channels
+row, column = np.int64(pixel // columns), np.int64(pixel % columns)
+"""
+"""The element of a unit. Units are divided as 32-bit numbers: 64 bits take a GPU about a hundred instructions."""
+
+
+def define(name: str, source: str, reads: Iterable[str], **scope: Any) -> Kernel:
+    """The kernel of that name in a source, which stores into `y`."""
+    scope |= {"math": math, "np": np, "zero": np.float32(0), "one": np.float32(1), "six": np.float32(6)}
     exec(source, scope)
     return kernel(reads=tuple(reads), writes=("y",))(scope[name])
 
 
-def _name(kind: str, activation: str | None) -> str:
+def named(kind: str, activation: str | None) -> str:
+    """The name of a kernel."""
     return kind if activation is None else f"{kind}_{activation}"
 
 
-def _indent(text: str, levels: int) -> str:
-    return textwrap.indent(text.strip("\n"), "    " * levels)
+def indent(text: str | Iterable[str], levels: int) -> str:
+    """Lines of a source, so far to the right."""
+    return textwrap.indent((text if isinstance(text, str) else "\n".join(text)).strip("\n"), "    " * levels)
 
 
 @functools.cache
-def conv(pixels: int, channels: int, adjacent: bool, biased: bool, activation: str | None) -> Kernel:
-    """A convolution, of which a unit computes so many neighbouring pixels of a row times so many channels.
+def conv(channels: int, biased: bool, activation: str | None) -> Kernel:
+    """A convolution; a unit is so many neighbouring channels of a pixel, which are what the vectors of a CPU like.
 
     Args:
-      pixels, channels: of a unit.
-      adjacent: whether a unit's channels are neighbours, which the vectors of a CPU like, or those of neighbouring
-        units are, which the threads of a GPU like.
+      channels: of a unit. Their sums are kept in registers: hence a variable for each, which only written-out code has.
       biased: whether there is a bias.
       activation: what is applied to the result, one of ACTIVATIONS or None.
     """
-    each_p, each_q = range(pixels), range(channels)
-    of_unit = f"part * {channels} + " if adjacent else "part + parts * "
-    columns = []
-    for p in each_p:
-        columns += [
-            f"column = (first + {p}) * stride + np.int64(kx) * dilation - left",
-            f"inside{p} = column >= 0 and column < x.shape[1]",
-            f"x{p} = x[i, np.uint64(column if inside{p} else 0)]",
-        ]
-    # What is outside of the image is zero and left out: pixels at its edge go one by one.
-    columns += [
-        f"if {' and '.join(f'inside{p}' for p in each_p)}:",
-        *_indent(_products(each_p, each_q), 1).splitlines(),
-    ]
-    if pixels > 1:
-        columns.append("else:")
-        for p in each_p:
-            columns += [f"    if inside{p}:", *_indent(_products([p], each_q), 2).splitlines()]
+    each = range(channels)
     results = []
-    for p in each_p:
-        results.append(f"if first + {p} < y.shape[1]:")
-        for q in each_q:
-            results.append(f"    if {of_unit}{q} < y.shape[2]:")
-            results.append(f"        v = a{p}_{q}{f' + b[c{q}]' if biased else ''}")
-            results += _indent(_ACTIVATE[activation], 2).splitlines()
-            results.append(f"        y[row, first + {p}, c{q}] = v")
-    name = _name(f"conv_{pixels}x{channels}", activation)
+    for q in each:
+        results.append(f"if part * {channels} + {q} < y.shape[2]:")
+        results.append(f"    v = a{q}{f' + b[c{q}]' if biased else ''}")
+        results += indent(ACTIVATE[activation], 1).splitlines()
+        results.append(f"    y[row, column, c{q}] = v")
+    name = named(f"conv_1x{channels}", activation)
     source = f"""
 def {name}(unit, x, w, {"b, " if biased else ""}y, stride, top, left, dilation):
-    parts = (y.shape[2] + {channels - 1}) // {channels}
-    part, block = unit % parts, unit // parts
-    blocks = (y.shape[1] + {pixels - 1}) // {pixels}
-    row, first = block // blocks, block % blocks * {pixels}
-{_indent(chr(10).join(f"c{q} = np.uint64(min({of_unit}{q}, y.shape[2] - 1))" for q in each_q), 1)}
-{_indent(chr(10).join(f"a{p}_{q} = zero" for p in each_p for q in each_q), 1)}
+    parts = np.uint32((y.shape[2] + {channels - 1}) // {channels})
+    columns, number = np.uint32(y.shape[1]), np.uint32(unit)
+    part, pixel = np.int64(number % parts), number // parts
+    row, column = np.int64(pixel // columns), np.int64(pixel % columns)
+{indent((f"c{q} = np.uint64(min(part * {channels} + {q}, y.shape[2] - 1))" for q in each), 1)}
+{indent((f"a{q} = zero" for q in each), 1)}
     for ky in range(w.shape[0]):
-        line = row * stride + ky * dilation - top
-        if line >= 0 and line < x.shape[0]:
-            i = np.uint64(line)
+        i = row * stride + ky * dilation - top
+        if i >= 0 and i < x.shape[0]:
             for kx in range(w.shape[1]):
-                f = w[ky, kx]
-{_indent(chr(10).join(columns), 4)}
-{_indent(chr(10).join(results), 1)}
+                j = column * stride + kx * dilation - left
+                if j >= 0 and j < x.shape[1]:
+                    p, f = x[np.uint64(i), np.uint64(j)], w[ky, kx]
+                    for k in range(w.shape[2]):
+                        n = np.uint64(k)
+                        v = p[n]
+{indent((f"a{q} += v * f[n, c{q}]" for q in each), 6)}
+{indent(results, 1)}
 """
-    return _define(name, source, ("x", "w", *(("b",) if biased else ())))
-
-
-def _products(pixels: Iterable[int], channels: Iterable[int]) -> str:
-    """The sums of some pixels and channels go on with all input channels of one place of the filter."""
-    lines = [f"v{p} = x{p}[n]" for p in pixels]
-    for q in channels:
-        lines += [f"f{q} = f[n, c{q}]", *(f"a{p}_{q} += v{p} * f{q}" for p in pixels)]
-    body = "\n".join(["n = np.uint64(k)", *lines])
-    return f"for k in range(w.shape[2]):\n{_indent(body, 1)}"
+    return define(name, source, ("x", "w", *(("b",) if biased else ())))
 
 
 @functools.cache
 def depthwise(biased: bool, activation: str | None) -> Kernel:
     """A convolution of each channel by itself; a unit is one channel of one pixel."""
-    name = _name("depthwise", activation)
+    name = named("depthwise", activation)
     source = f"""
 def {name}(unit, x, w, {"b, " if biased else ""}y, stride, top, left, dilation):
-    c, pixel = np.uint64(unit % y.shape[2]), unit // y.shape[2]
-    row, column = pixel // y.shape[1], pixel % y.shape[1]
+{indent(PIXEL, 1)}
     v = zero
     for ky in range(w.shape[0]):
         i = row * stride + ky * dilation - top
@@ -125,10 +110,10 @@ def {name}(unit, x, w, {"b, " if biased else ""}y, stride, top, left, dilation):
                 if j >= 0 and j < x.shape[1]:
                     v += x[np.uint64(i), np.uint64(j), c] * w[ky, kx, c]
     {"v = v + b[c]" if biased else ""}
-{_indent(_ACTIVATE[activation], 1)}
+{indent(ACTIVATE[activation], 1)}
     y[row, column, c] = v
 """
-    return _define(name, source, ("x", "w", *(("b",) if biased else ())))
+    return define(name, source, ("x", "w", *(("b",) if biased else ())))
 
 
 @functools.cache
@@ -142,7 +127,7 @@ def add(inputs: int, flagged: bool, scaled: bool, weighted: bool, activation: st
       weighted: each is multiplied by an element of an array of weights.
       activation: what is applied to the sum.
     """
-    name = _name(f"{'merge' if flagged else 'add'}_{inputs}", activation)
+    name = named(f"{'merge' if flagged else 'add'}_{inputs}", activation)
     xs, flags = [f"x{i}" for i in range(inputs)], [f"flag{i}" for i in range(inputs)] if flagged else []
     others = [*flags, *(["scale"] if scaled else []), *(["weight"] if weighted else [])]
     lines = []
@@ -156,14 +141,13 @@ def add(inputs: int, flagged: bool, scaled: bool, weighted: bool, activation: st
         lines += [f"if flag{i}[0] != 0:", f"    {line}"] if flagged else [line]
     source = f"""
 def {name}(unit, {", ".join([*xs, *others])}, y):
-    c, pixel = unit % y.shape[2], unit // y.shape[2]
-    row, column = pixel // y.shape[1], pixel % y.shape[1]
+{indent(PIXEL, 1)}
     v = zero
-{_indent(chr(10).join(lines), 1)}
-{_indent(_ACTIVATE[activation], 1)}
+{indent(lines, 1)}
+{indent(ACTIVATE[activation], 1)}
     y[row, column, c] = v
 """
-    return _define(name, source, (*xs, *others))
+    return define(name, source, (*xs, *others))
 
 
 @functools.cache
@@ -174,4 +158,4 @@ def some(inputs: int, negated: bool = False) -> Kernel:
 def {name}(unit, {", ".join(flags)}, y):
     y[0] = {int(not negated)} if {" or ".join(f"{flag}[0] != 0" for flag in flags)} else {int(negated)}
 """
-    return _define(name, source, flags)
+    return define(name, source, flags)

@@ -2,7 +2,8 @@
 
 All tensors are (height, width, channels); a vector is (1, 1, channels). Neighbouring units have neighbouring channels,
 so that the threads of a GPU read neighbouring memory. Indices are unsigned in inner loops, or Numba would test each for
-being counted from the end. Kernels of which there are several forms are in generated.py.
+being counted from the end; units are divided as 32-bit numbers, see generated.PIXEL. Kernels of which there are several
+forms are in generated.py and generated_cuda.py.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from brax_concurrent.scheduler.kernel import kernel
 @kernel(reads=("x",), writes=("y",))
 def max_pool(unit, x, y, height, width, stride, top, left):
     """One channel of one pixel: the largest value of a window; a NaN if there is one."""
-    c = np.uint64(unit % y.shape[2])
-    pixel = unit // y.shape[2]
-    row, column = pixel // y.shape[1], pixel % y.shape[1]
+    number, columns, channels = np.uint32(unit), np.uint32(y.shape[1]), np.uint32(y.shape[2])
+    c, pixel = np.uint64(number % channels), number // channels
+    row, column = np.int64(pixel // columns), np.int64(pixel % columns)
     best = np.float32(-np.inf)
     for i in range(max(row * stride - top, 0), min(row * stride - top + height, x.shape[0])):
         for j in range(max(column * stride - left, 0), min(column * stride - left + width, x.shape[1])):
@@ -32,9 +33,9 @@ def max_pool(unit, x, y, height, width, stride, top, left):
 @kernel(reads=("x",), writes=("y",))
 def avg_pool(unit, x, y, height, width, stride, top, left):
     """One channel of one pixel: the mean of what of a window lies in the image."""
-    c = np.uint64(unit % y.shape[2])
-    pixel = unit // y.shape[2]
-    row, column = pixel // y.shape[1], pixel % y.shape[1]
+    number, columns, channels = np.uint32(unit), np.uint32(y.shape[1]), np.uint32(y.shape[2])
+    c, pixel = np.uint64(number % channels), number // channels
+    row, column = np.int64(pixel // columns), np.int64(pixel % columns)
     first_row, stop_row = max(row * stride - top, 0), min(row * stride - top + height, x.shape[0])
     first, stop = max(column * stride - left, 0), min(column * stride - left + width, x.shape[1])
     total = np.float32(0)
@@ -47,27 +48,27 @@ def avg_pool(unit, x, y, height, width, stride, top, left):
 @kernel(reads=("x", "scale"), writes=("y",))
 def multiply(unit, x, scale, y):
     """One element: times its channel's scale."""
-    c = unit % x.shape[2]
-    pixel = unit // x.shape[2]
-    row, column = pixel // x.shape[1], pixel % x.shape[1]
+    number, columns, channels = np.uint32(unit), np.uint32(x.shape[1]), np.uint32(x.shape[2])
+    c, pixel = np.uint64(number % channels), number // channels
+    row, column = np.int64(pixel // columns), np.int64(pixel % columns)
     y[row, column, c] = x[row, column, c] * scale[0, 0, c]
 
 
 @kernel(reads=("x",), writes=("y",))
 def copy(unit, x, y):
     """One element, into a part of another tensor."""
-    c = unit % x.shape[2]
-    pixel = unit // x.shape[2]
-    row, column = pixel // x.shape[1], pixel % x.shape[1]
+    number, columns, channels = np.uint32(unit), np.uint32(x.shape[1]), np.uint32(x.shape[2])
+    c, pixel = np.uint64(number % channels), number // channels
+    row, column = np.int64(pixel // columns), np.int64(pixel % columns)
     y[row, column, c] = x[row, column, c]
 
 
 @kernel(reads=("x",), writes=("y",))
 def resize_nearest(unit, x, y):
     """One element, from the pixel that its own pixel's centre lies in."""
-    c = unit % y.shape[2]
-    pixel = unit // y.shape[2]
-    row, column = pixel // y.shape[1], pixel % y.shape[1]
+    number, columns, channels = np.uint32(unit), np.uint32(y.shape[1]), np.uint32(y.shape[2])
+    c, pixel = np.uint64(number % channels), number // channels
+    row, column = np.int64(pixel // columns), np.int64(pixel % columns)
     i = (2 * row + 1) * x.shape[0] // (2 * y.shape[0])
     j = (2 * column + 1) * x.shape[1] // (2 * y.shape[1])
     y[row, column, c] = x[i, j, c]
@@ -76,9 +77,9 @@ def resize_nearest(unit, x, y):
 @kernel(reads=("x",), writes=("y",))
 def resize_linear(unit, x, y):
     """One element, between the four pixels whose centres are nearest; beyond the outermost centres it is theirs."""
-    c = unit % y.shape[2]
-    pixel = unit // y.shape[2]
-    row, column = pixel // y.shape[1], pixel % y.shape[1]
+    number, columns, channels = np.uint32(unit), np.uint32(y.shape[1]), np.uint32(y.shape[2])
+    c, pixel = np.uint64(number % channels), number // channels
+    row, column = np.int64(pixel // columns), np.int64(pixel % columns)
     # Twice the place among x's centres, in units of y's pixels: whole numbers, so no rounding moves it.
     down = max((2 * row + 1) * x.shape[0] - y.shape[0], 0)
     right = max((2 * column + 1) * x.shape[1] - y.shape[1], 0)
@@ -94,9 +95,9 @@ def resize_linear(unit, x, y):
 @kernel(reads=("x",), writes=("y",))
 def softmax(unit, x, y):
     """One element. Each unit finds the largest of its pixel and the sum by itself: no unit waits for another."""
-    c = unit % x.shape[2]
-    pixel = unit // x.shape[2]
-    row, column = np.uint64(pixel // x.shape[1]), np.uint64(pixel % x.shape[1])
+    number, columns, channels = np.uint32(unit), np.uint32(x.shape[1]), np.uint32(x.shape[2])
+    c, pixel = np.uint64(number % channels), number // channels
+    row, column = np.uint64(pixel // columns), np.uint64(pixel % columns)
     largest = x[row, column, 0]
     for other in range(1, x.shape[2]):
         value = x[row, column, np.uint64(other)]

@@ -10,14 +10,12 @@ from typing import Any
 import numpy as np
 
 from brax_concurrent.networks import generated, layers
+from brax_concurrent.networks.generated import MOST_UNITS, MOST_WRITTEN_OUT
 from brax_concurrent.networks.tensors import Flag, Layer, Tensor
 from brax_concurrent.scheduler.kernel import Kernel
 from brax_concurrent.scheduler.stream import TaskStream
 
-# What a unit of a convolution may compute on a GPU, see `generated.conv`, the largest first; and how many units there
-# should be at least: the more, the more of the GPU's threads have something to do.
-BLOCKS_OF_GPU = ((4, 4, False), (2, 4, False), (1, 4, False), (1, 2, False), (1, 1, False))
-_UNITS_OF_GPU = 32768
+_CHANNELS_OF_CPU = 4  # of a unit of a convolution: the vectors of a CPU
 
 
 @dataclass(frozen=True)
@@ -75,6 +73,8 @@ class _Recorder:
         return {"stride": self.number("stride"), "top": np.int64(top), "left": np.int64(left)}
 
     def add(self, kernel: Kernel, units: int, **arguments: Any) -> None:
+        if units > MOST_UNITS:
+            raise ValueError(f"{self.layer.name}: expected at most {MOST_UNITS} pieces of work, got {units}")
         when = self.layer.when
         self.stream.add(kernel, units=units, predicate=None if when is None else self.memory.flag(when), **arguments)
 
@@ -94,38 +94,28 @@ def _dense(r: _Recorder) -> None:
 
 def _add_conv(r: _Recorder, x: Any, filters: Any, bias: list[Any], y: Any, **numbers: np.int64) -> None:
     height, width, count = y.shape
-    block = conv_block(r.memory.device, height, width, count)
-    kernel = generated.conv(*block, bool(bias), r.activation())
+    if r.memory.device == "cpu":
+        kernel = generated.conv(_CHANNELS_OF_CPU, bool(bias), r.activation())
+        units = height * width * -(-count // _CHANNELS_OF_CPU)
+    else:
+        from brax_concurrent.networks import generated_cuda  # needs numba-cuda
+
+        block = generated_cuda.block_for(y.shape, filters.shape[2])
+        kernel, units = generated_cuda.conv(block, bool(bias), r.activation()), block.units(height, width, count)
     biased = {"b": bias[0]} if bias else {}
-    r.add(kernel, _units(block, height, width, count), x=x, w=filters, y=y, **biased, **numbers)
-
-
-def conv_block(device: str, height: int, width: int, channels: int) -> tuple[int, int, bool]:
-    """Pixels and channels of a unit, and whether the channels are neighbours, of a convolution with such a result."""
-    if device == "cpu":
-        return 1, 4, True
-    enough = (block for block in BLOCKS_OF_GPU if _units(block, height, width, channels) >= _UNITS_OF_GPU)
-    return next(enough, BLOCKS_OF_GPU[-1])
-
-
-def _units(block: tuple[int, int, bool], height: int, width: int, channels: int) -> int:
-    """Units of a convolution whose units compute such a block."""
-    return height * -(-width // block[0]) * -(-channels // block[1])
+    r.add(kernel, units, x=x, w=filters, y=y, **biased, **numbers)
 
 
 def _depthwise(r: _Recorder) -> None:
     filters, bias = r.filters()
     biased = {"b": bias[0]} if bias else {}
-    r.add(
-        generated.depthwise(bool(bias), r.activation()),
-        r.layer.output.size,
-        x=r.input(),
-        w=filters,
-        y=r.output(),
-        dilation=r.number("dilation"),
-        **biased,
-        **r.corner(),
-    )
+    kernel = generated.depthwise(bool(bias), r.activation())
+    if r.memory.device != "cpu" and math.prod(filters.shape[:2]) <= MOST_WRITTEN_OUT:
+        from brax_concurrent.networks import generated_cuda  # needs numba-cuda
+
+        kernel = generated_cuda.depthwise(*filters.shape[:2], bool(bias), r.activation())
+    numbers = {"dilation": r.number("dilation"), **r.corner()}
+    r.add(kernel, r.layer.output.size, x=r.input(), w=filters, y=r.output(), **biased, **numbers)
 
 
 def _pool(r: _Recorder) -> None:

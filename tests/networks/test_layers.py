@@ -4,7 +4,6 @@ import jax
 import numpy as np
 import pytest
 
-from brax_concurrent.networks import tasks
 from brax_concurrent.networks.as_jax import as_jax
 from brax_concurrent.networks.graph import Graph
 from brax_concurrent.networks.network import Network
@@ -107,19 +106,6 @@ def test_a_layer_is_jaxs(name):
         assert np.abs(found - wanted).max() <= TOLERANCE * np.abs(wanted).max()
         for scheduler in ("sw", "hw"):
             np.testing.assert_array_equal(network(image, scheduler, threads=2)["y"], found)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("block", tasks.BLOCKS_OF_GPU)
-def test_convolutions_in_a_gpus_blocks_are_jaxs(block, monkeypatch):
-    monkeypatch.setattr(tasks, "conv_block", lambda *_: block)
-    g = Graph("toy", SHAPE)
-    x = g.conv(g.input, 6, 3, padding=((2, 0), (-1, 3)))
-    g.output(x=x, y=g.conv(x, 7, 2, stride=2), z=g.dense(g.global_pool(x), 5))
-    weights, (image,) = seeded_weights(g, 1), images(1)
-    found = Network(g, weights)(image, "serial")
-    for name, wanted in as_jax(g)(weights, image).items():
-        assert np.abs(found[name] - wanted).max() <= TOLERANCE * np.abs(wanted).max()
 
 
 def test_a_layer_under_a_flag_writes_nothing_where_the_flag_is_0():

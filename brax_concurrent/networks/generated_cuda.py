@@ -1,0 +1,191 @@
+"""Convolutions as a GPU likes them, written by these functions.
+
+One image gives a GPU few threads, so what takes the time is the latency of memory: a unit loads the values of several
+multiplications before it multiplies, and loops and branches do not depend on what lies outside of the image. Where the
+compiler would mix loads and multiplications nevertheless, to save registers, a fence stands between: nothing that is
+loaded before it may be loaded after it.
+
+A unit of a convolution computes a block of pixels times channels, so that each value that it loads serves several
+multiplications, and keeps their sums in registers: hence a variable for each, which only written-out code has.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from numba import cuda
+
+from brax_concurrent.networks.generated import ACTIVATE, PIXEL, define, indent, named
+from brax_concurrent.scheduler.kernel import Kernel
+
+WARP = 32
+_FENCE = "cuda.threadfence_block()"
+
+
+@dataclass(frozen=True)
+class Block:
+    """What a unit of a convolution computes.
+
+    Attributes:
+      pixels, channels: so many neighbouring pixels of a row times so many channels. Neighbouring units have
+        neighbouring channels: their threads read neighbouring weights.
+      lanes: so many neighbouring units compute one block: each takes every so-many-th input channel, and they exchange
+        their sums. More than one only for blocks of one pixel and channel; a power of two, at most 32.
+      ahead: for so many input channels all is loaded before the first multiplication.
+    """
+
+    pixels: int = 1
+    channels: int = 1
+    lanes: int = 1
+    ahead: int = 8
+
+    def units(self, height: int, width: int, channels: int) -> int:
+        """How many units a result of that shape takes: whole warps, where some of a warp share a block."""
+        units = height * -(-width // self.pixels) * -(-channels // self.channels) * self.lanes
+        return units if self.lanes == 1 else -(-units // WARP) * WARP
+
+
+# The largest first, and how many units there should be at least: the more, the more of the GPU's threads have something
+# to do. More than the GPU has threads for only cost, where lanes share a block.
+BLOCKS = (Block(4, 4, ahead=2), Block(2, 4, ahead=4), Block(1, 4, ahead=4), Block(1, 2), Block(1, 1))
+SHARED_BLOCKS = tuple(Block(lanes=lanes) for lanes in (32, 8, 4, 2))
+_FEW_UNITS, _MANY_UNITS = 32768, 65536
+_FEWEST_OF_LANE = 8  # input channels
+_FEW_OUTPUTS = 256  # with many lanes a warp has few output channels, of whose weights it loads more than it needs
+
+
+def block_for(result: tuple[int, int, int], channels: int) -> Block:
+    """What a unit computes of a result of that shape, from so many input channels."""
+    for block in BLOCKS[:-1]:
+        if block.units(*result) >= _FEW_UNITS:
+            return block
+    for block in SHARED_BLOCKS:
+        coalesced = block.lanes <= WARP // 4 or math.prod(result) <= _FEW_OUTPUTS
+        if coalesced and block.lanes * _FEWEST_OF_LANE <= channels and block.units(*result) <= _MANY_UNITS:
+            return block
+    return BLOCKS[-1]
+
+
+@functools.cache
+def conv(block: Block, biased: bool, activation: str | None) -> Kernel:
+    """A convolution; for the arguments see `generated.conv`."""
+    each_p, each_q, lanes = range(block.pixels), range(block.channels), block.lanes
+    name = named(f"conv_{block.pixels}x{block.channels}{f'x{lanes}' if lanes > 1 else ''}", activation)
+    results = []
+    for p in each_p:
+        results.append(f"if first + {p} < y.shape[1]:")
+        for q in each_q:
+            results.append(f"    if part + {q} * parts < y.shape[2]:")
+            results.append(f"        v = a{p}_{q}{f' + b[c{q}]' if biased else ''}")
+            results += indent(ACTIVATE[activation], 2).splitlines()
+            results.append(f"        y[row, first + {p}, c{q}] = v")
+    source = f"""
+def {name}(unit, x, w, {"b, " if biased else ""}y, stride, top, left, dilation):
+    parts = (y.shape[2] + {block.channels - 1}) // {block.channels}
+    blocks = (y.shape[1] + {block.pixels - 1}) // {block.pixels}
+{indent(_SHARED.format(lanes) if lanes > 1 else _ALONE, 1)}
+    part, place = np.int64(number % np.uint32(parts)), np.uint32(number // np.uint32(parts))
+    row, first = np.int64(place // np.uint32(blocks)), np.int64(place % np.uint32(blocks)) * {block.pixels}
+{indent((f"c{q} = np.uint64(min(part + {q} * parts, y.shape[2] - 1))" for q in each_q), 1)}
+{indent((f"a{p}_{q} = zero" for p in each_p for q in each_q), 1)}
+    mine, last = (w.shape[2] - lane + {lanes - 1}) // {lanes}, w.shape[2] - 1
+    turns = (w.shape[2] + {lanes - 1}) // {lanes}
+    whole = w.shape[2] // {lanes * block.ahead} * {block.ahead}
+    for ky in range(w.shape[0]):
+        line = row * stride + ky * dilation - top
+        i, on_line = np.uint64(min(max(line, 0), x.shape[0] - 1)), line >= 0 and line < x.shape[0]
+        for kx in range(w.shape[1]):
+            f = w[ky, kx]
+{indent(_columns(block), 3)}
+{indent((f"a0_0 += cuda.shfl_xor_sync(0xFFFFFFFF, a0_0, {lanes >> n})" for n in range(1, lanes.bit_length())), 1)}
+    if there:
+{indent(results, 2)}
+"""
+    return define(name, source, ("x", "w", *(("b",) if biased else ())), cuda=cuda)
+
+
+_ALONE = """
+there, lane, number = True, 0, np.uint32(unit)
+"""
+_SHARED = """
+count = y.shape[0] * blocks * parts
+there, lane = unit < count * {0} and unit % {0} == 0, unit % {0}
+number = np.uint32(min(unit // {0}, count - 1))
+"""
+
+
+def _columns(block: Block) -> Iterable[str]:
+    """What one place of the filter adds. What is outside of the image is zero and left out: its sums are put back."""
+    each_p, sums = range(block.pixels), [(p, q) for p in range(block.pixels) for q in range(block.channels)]
+    for p in each_p:
+        yield f"column = (first + {p}) * stride + np.int64(kx) * dilation - left"
+        yield f"inside{p} = on_line and column >= 0 and column < x.shape[1]"
+        yield f"x{p} = x[i, np.uint64(min(max(column, 0), x.shape[1] - 1))]"
+    yield from (f"old{p}_{q} = a{p}_{q}" for p, q in sums)
+    yield f"for turn in range(0, whole, {block.ahead}):"
+    yield from (f"    {line}" for line in _turns(block, masked=False))
+    yield "if whole < turns:"
+    yield "    turn = whole"
+    yield from (f"    {line}" for line in _turns(block, masked=True))
+    yield from (f"a{p}_{q} = a{p}_{q} if inside{p} else old{p}_{q}" for p, q in sums)
+
+
+def _turns(block: Block, masked: bool) -> Iterable[str]:
+    """Some input channels from `turn` on; masked: those behind the last are loaded from there, and left out."""
+    each_p, each_q = range(block.pixels), range(block.channels)
+    for n in range(block.ahead):
+        k = f"lane + (turn + {n}) * {block.lanes}"
+        yield f"n{n} = np.uint64({f'min({k}, last)' if masked else k})"
+        yield from (f"v{p}_{n} = x{p}[n{n}]" for p in each_p)
+        yield from (f"f{q}_{n} = f[n{n}, c{q}]" for q in each_q)
+    if block.pixels * block.channels >= 4:
+        yield _FENCE
+    for n in range(block.ahead):
+        for q in each_q:
+            for p in each_p:
+                left_out = f" if turn + {n} < mine else a{p}_{q}" if masked else ""
+                yield f"a{p}_{q} = a{p}_{q} + v{p}_{n} * f{q}_{n}{left_out}"
+
+
+# --- depthwise --------------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def depthwise(height: int, width: int, biased: bool, activation: str | None) -> Kernel:
+    """A convolution of each channel by itself, with filters of that size; a unit is one channel of one pixel.
+
+    Every place of the filter is written out.
+    """
+    name = named(f"depthwise_{height}x{width}", activation)
+    source = f"""
+def {name}(unit, x, w, {"b, " if biased else ""}y, stride, top, left, dilation):
+{indent(PIXEL, 1)}
+    v = zero
+{indent(_places(height, width), 1)}
+    {"v = v + b[c]" if biased else ""}
+{indent(ACTIVATE[activation], 1)}
+    y[row, column, c] = v
+"""
+    return define(name, source, ("x", "w", *(("b",) if biased else ())), cuda=cuda)
+
+
+_AHEAD = 25  # places of a filter
+
+
+def _places(height: int, width: int) -> Iterable[str]:
+    """What lies outside of the image is loaded from its edge, and left out."""
+    for axis, count, at, first, size in (("i", height, "row", "top", 0), ("j", width, "column", "left", 1)):
+        for k in range(count):
+            yield f"at = {at} * stride + {k} * dilation - {first}"
+            yield f"in_{axis}{k} = at >= 0 and at < x.shape[{size}]"
+            yield f"{axis}{k} = np.uint64(min(max(at, 0), x.shape[{size}] - 1))"
+    each = [(i, j) for i in range(height) for j in range(width)]
+    for first in range(0, len(each), _AHEAD):
+        some = each[first : first + _AHEAD]
+        yield from (f"x{i}_{j} = x[i{i}, j{j}, c]" for i, j in some)
+        yield from (f"w{i}_{j} = w[{i}, {j}, c]" for i, j in some)
+        yield _FENCE
+        yield from (f"v = v + x{i}_{j} * w{i}_{j} if in_i{i} and in_j{j} else v" for i, j in some)

@@ -1,0 +1,148 @@
+"""A GPU's convolutions as Python, 32 threads to a warp, against JAX's."""
+
+import threading
+import types
+
+import jax
+import numpy as np
+import pytest
+
+pytest.importorskip("numba_cuda", reason="numba-cuda is not installed")
+
+from brax_concurrent.networks import generated_cuda
+from brax_concurrent.networks.generated_cuda import BLOCKS, SHARED_BLOCKS, WARP, Block, block_for
+
+jax.config.update("jax_platforms", "cpu")
+
+CASES = {
+    "1x1": ((3, 5, 21), (1, 1, 21, 7), {}),
+    "3x3": ((4, 5, 10), (3, 3, 10, 6), {"top": 1, "left": 1}),
+    "strided": ((5, 7, 9), (3, 2, 9, 5), {"stride": 2, "left": 1}),
+    "dilated": ((7, 6, 4), (3, 3, 4, 3), {"dilation": 2, "top": 2, "left": 3}),
+    "vector": ((1, 1, 300), (1, 1, 300, 3), {}),
+}
+
+
+class Lanes:
+    """What kernels call of `numba.cuda`, for the 32 threads of a warp."""
+
+    def __init__(self):
+        self.barrier, self.values, self.own = threading.Barrier(WARP), [None] * WARP, threading.local()
+
+    def threadfence_block(self):
+        pass
+
+    def shfl_xor_sync(self, mask, value, lanes):
+        assert mask == 0xFFFFFFFF
+        self.values[self.own.lane] = value
+        self.barrier.wait(10)
+        found = self.values[self.own.lane ^ lanes]
+        self.barrier.wait(10)
+        return found
+
+
+def run(kernel, units, warps, *arguments):
+    """All units of a kernel; in warps of threads if they exchange values."""
+    lanes = Lanes()
+    scope = {**kernel.function.__globals__, "cuda": lanes}
+    function = types.FunctionType(kernel.function.__code__, scope)
+    if not warps:
+        for unit in range(units):
+            function(unit, *arguments)
+        return
+    assert units % WARP == 0
+    errors = []
+
+    def work(lane):
+        lanes.own.lane = lane
+        try:
+            for first in range(0, units, WARP):
+                function(first + lane, *arguments)
+        except Exception as error:
+            errors.append(error)
+            lanes.barrier.abort()
+
+    threads = [threading.Thread(target=work, args=(lane,)) for lane in range(WARP)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+
+
+def numbers(stride=1, top=0, left=0, dilation=1):
+    return stride, top, left, dilation
+
+
+def expected(x, w, b, shape, stride=1, top=0, left=0, dilation=1, groups=1):
+    """What JAX computes of as many rows and columns as `shape` has."""
+    pads = [
+        (first, (n - 1) * stride + (k - 1) * dilation + 1 - size - first)
+        for first, n, k, size in zip((top, left), shape, w.shape, x.shape, strict=False)
+    ]
+    found = jax.lax.conv_general_dilated(
+        x[None],
+        w,
+        (stride, stride),
+        pads,
+        rhs_dilation=(dilation, dilation),
+        dimension_numbers=("NHWC", "HWIO", "NHWC"),
+        feature_group_count=groups,
+        precision="highest",
+    )
+    return np.maximum(np.asarray(found[0]) + b, 0)
+
+
+def result_shape(x, w, stride=1, top=0, left=0, dilation=1):
+    """With as much padding behind as in front, and a column of nothing else."""
+    rows = (x[0] + 2 * top - (w[0] - 1) * dilation - 1) // stride + 1
+    return rows, (x[1] + 2 * left - (w[1] - 1) * dilation - 1) // stride + 1
+
+
+@pytest.mark.filterwarnings("ignore:overflow")
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("block", [*BLOCKS, *SHARED_BLOCKS, Block(3, 2, ahead=3)], ids=str)
+def test_convolutions_are_jaxs(block, case):
+    shape, filters, given = CASES[case]
+    rng = np.random.default_rng(1)
+    x, w = rng.normal(size=shape).astype(np.float32), rng.normal(size=filters).astype(np.float32)
+    b = rng.normal(size=filters[3]).astype(np.float32)
+    y = np.full((*result_shape(shape, filters, **given), filters[3]), np.nan, np.float32)
+    kernel = generated_cuda.conv(block, True, "relu")
+    run(kernel, block.units(*y.shape), block.lanes > 1, x, w, b, y, *numbers(**given))
+    wanted = expected(x, w, b, y.shape, **given)
+    assert np.abs(y - wanted).max() <= 1e-5 * np.abs(wanted).max()
+
+
+@pytest.mark.parametrize("given", [{"top": 1, "left": 2}, {"stride": 2, "top": 2}, {"dilation": 2, "left": 4}])
+@pytest.mark.parametrize("size", [(3, 3), (5, 5), (7, 7), (1, 6)])
+def test_depthwise_convolutions_are_jaxs(size, given):
+    rng = np.random.default_rng(2)
+    x, w = rng.normal(size=(13, 14, 3)).astype(np.float32), rng.normal(size=(*size, 3)).astype(np.float32)
+    b = rng.normal(size=3).astype(np.float32)
+    y = np.full((*result_shape(x.shape, w.shape, **given), 3), np.nan, np.float32)
+    run(generated_cuda.depthwise(*size, True, "relu"), y.size, False, x, w, b, y, *numbers(**given))
+    wanted = expected(x, w[:, :, None], b, y.shape, **given, groups=3)
+    assert np.abs(y - wanted).max() <= 1e-5 * np.abs(wanted).max()
+
+
+def test_what_is_outside_of_the_image_is_left_out_whatever_is_there():
+    """A NaN in a pixel that no place of the filter falls onto is not in the sum."""
+    x, w = np.ones((4, 4, 2), np.float32), np.ones((2, 2, 2, 1), np.float32)
+    x[0, 0] = np.nan
+    y = np.zeros((1, 1, 1), np.float32)
+    kernel = generated_cuda.conv(Block(), False, None)
+    run(
+        kernel, 1, False, x, w, y, *numbers(top=1, left=1, dilation=2)
+    )  # it falls onto (-1, -1), (-1, 1), (1, -1), (1, 1)
+    assert y[0, 0, 0] == 2
+
+
+def test_blocks_are_smaller_and_shared_by_more_the_smaller_the_result_is():
+    shapes = [(256, 512, 64), (55, 55, 128), (28, 28, 78), (16, 16, 64), (8, 8, 96), (1, 1, 10)]
+    blocks = [block_for(shape, 256) for shape in shapes]
+    sizes = [block.pixels * block.channels / block.lanes for block in blocks]
+    assert sizes == sorted(sizes, reverse=True)
+    assert len(set(sizes)) >= 4
+    assert block_for((16, 16, 64), 3).lanes == 1  # a lane would have nothing to do
