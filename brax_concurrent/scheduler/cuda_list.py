@@ -50,7 +50,8 @@ from brax_concurrent.scheduler.cuda_slots import (
     take_pool,
 )
 from brax_concurrent.scheduler.engine import timeout_ns
-from brax_concurrent.scheduler.window import MAX_SLOTS, Encoded, slot_bit, tasks_conflict, upstream_mask
+from brax_concurrent.scheduler.list_tables import distance_masks
+from brax_concurrent.scheduler.window import MAX_SLOTS, Encoded, slot_bit, tasks_conflict
 
 if TYPE_CHECKING:  # task_cuda needs numba-cuda
     from brax_concurrent.backends.task_cuda import LaunchTable
@@ -66,6 +67,7 @@ JOB_POOLS, JOB_WINDOW, JOB_STREAMS, JOB_STREAM, JOB_TIMEOUT = 11, 12, 13, 14, 15
 JOB_GRAPH, JOB_NODES, JOB_OLDER, JOB_BEFORE = 11, 12, 13, 14  # of the graph: the result; addresses, see `_build`
 JOB_FLAGS, JOB_PLACES, JOB_WRITERS, JOB_WRITES = 16, 17, 18, 19  # of `Flags`: addresses; 0: there are none
 JOB_MIRROR, JOB_BYTES, JOB_KNOWN = 20, 21, 22  # the host's copy of the flags; what of it is known, see `_wanted`
+JOB_NEAR = 23  # address of each task's distance mask
 JOB_WORDS = 24
 _WINDOW_WORDS = STATE_WORDS + MAX_WINDOW  # behind a window's job: its state, and the task in each slot
 
@@ -103,10 +105,26 @@ def _fail(job: int, error: int, task: int) -> int:
 
 
 @njit
+def _upstream_mask(job: int, tasks: Any, occupied: Any, task: int) -> Any:
+    """The occupied slots whose tasks a newcomer conflicts with. Only those that came long before it are compared."""
+    rows, offsets, everything = _footprints(job)
+    near, mask = np.uint64(_column(job, JOB_NEAR, task)), np.uint64(0)
+    for slot in range(len(tasks)):
+        if occupied & slot_bit(slot) != np.uint64(0):
+            distance = task - tasks[slot]
+            if distance > MAX_SLOTS:
+                meets = tasks_conflict(rows, offsets, everything, tasks[slot], task)
+            else:
+                meets = near & slot_bit(distance - 1) != np.uint64(0)
+            if meets:
+                mask |= slot_bit(slot)
+    return mask
+
+
+@njit
 def _issue(job: int, pool: int, state: Any, tasks: Any, task: int) -> int:
     """Put the next task into a free slot and onto a stream; 0 or an error."""
-    functions, (rows, offsets, everything) = load_i64(job + WORD * JOB_FUNCTIONS), _footprints(job)
-    mask = upstream_mask(rows, offsets, everything, tasks, state[4][OCCUPIED], task)
+    functions, mask = load_i64(job + WORD * JOB_FUNCTIONS), _upstream_mask(job, tasks, state[4][OCCUPIED], task)
     slot, error = admit(functions, pool, state, mask, False)
     tasks[slot] = task
     if error == 0:
@@ -293,10 +311,17 @@ def _new_job(table: LaunchTable, encoded: Encoded, functions: Functions, extra: 
     return job, [words, *kept]
 
 
+def near_masks(encoded: Encoded) -> np.ndarray:
+    """(tasks,) uint64 of each task whom it conflicts with: bit d is the one d + 1 places before it."""
+    every = np.arange(len(encoded))
+    return distance_masks(encoded.rows, encoded.offsets, encoded.everything, every, np.zeros_like(every))
+
+
 def launch_list(
     table: LaunchTable,
     encoded: Encoded,
     *,
+    near: np.ndarray | None = None,
     window: int = 32,
     streams: int = 4,
     stream: int = 0,
@@ -309,6 +334,7 @@ def launch_list(
     Args:
       table: the tasks; their GPU's context must be current.
       encoded: their footprints, see `window.encode`; a task's predicate is among what it reads.
+      near: `near_masks(encoded)`, for who launches them again; None: made now.
       window: how many unfinished tasks there may be, 1 to 64. With 1 they run in program order, and the host waits for
         each.
       streams: CUDA streams, 1 to 16.
@@ -330,6 +356,9 @@ def launch_list(
     job, kept = _new_job(table, encoded, functions, _WINDOW_WORDS)
     job[JOB_POOLS] = cuda_pool.pools() if pools is None else pools
     job[[JOB_WINDOW, JOB_STREAMS, JOB_STREAM, JOB_TIMEOUT]] = window, streams, stream, timeout
+    near = near_masks(encoded) if near is None else near
+    job[JOB_NEAR] = near.ctypes.data
+    kept.append(near)
     if flags is not None:
         mirror = np.zeros(flags.size, np.uint8)
         job[[JOB_FLAGS, JOB_BYTES, JOB_MIRROR, JOB_KNOWN]] = flags.address, flags.size, mirror.ctypes.data, -1

@@ -36,6 +36,7 @@ class CudaTasks:
         self._table: Any = None
         self._graph: Any = None
         self._flags: tuple[cuda_flags.Flags | None] | None = None
+        self._near: np.ndarray | None = None
         self._hw: Any = None
 
     def run(
@@ -108,8 +109,9 @@ class CudaTasks:
             return functools.partial(task_cuda.launch_table, self._table)
         if scheduler == "sw":
             if self._flags is None:
-                self._flags = self._find_flags()
-            launch = functools.partial(cuda_list.launch_list, self._table, self._footprints(), flags=self._flags[0])
+                self._flags, self._near = self._find_flags(), cuda_list.near_masks(self._footprints())
+            known = {"near": self._near, "flags": self._flags[0]}
+            launch = functools.partial(cuda_list.launch_list, self._table, self._footprints(), **known)
             return functools.partial(launch, window=window, streams=streams)
         if self._graph is None:
             self._graph = cuda_list.ListGraph(self._table, self._footprints())

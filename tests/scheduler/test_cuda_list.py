@@ -169,6 +169,18 @@ def test_a_graph_of_more_tasks_than_a_word_has_bits():
     assert all({node - 1 for node in rows[i][3 : 3 + rows[i][2]]} == expected[i] for i in few)
 
 
+@pytest.mark.parametrize("between", [10, 62, 63, 64, 65, 75])
+def test_a_task_that_came_long_before_is_waited_for(between):
+    """It stays in the window while all others come and go on another stream."""
+    first, last, newest = Segment(1, 0, 8), Segment(0, 0, 8), Segment(2, 0, 8)
+    tasks = [Task("task", range(1), Footprint((), (first,))), *chain(between)]
+    tasks.append(Task("task", range(1), Footprint((), (last, newest))))
+    tasks.append(Task("task", range(1), Footprint((first,), (newest,))))  # goes where the one before it is
+    driver = launch(tasks, window=16, streams=2)
+    check_order(driver, tasks)
+    assert len({row[2] for row in driver.rows if row[0] == LAUNCHED}) == 2  # streams
+
+
 def test_independent_tasks_are_not_ordered():
     """Two chains side by side: on two streams neither waits for the other, nor in a graph."""
     tasks = [Task("task", range(1), Footprint((), (Segment(i % 2, 0, 8),))) for i in range(6)]
