@@ -5,6 +5,7 @@ import dataclasses
 import errno
 import os
 import re
+import shlex
 import subprocess
 import sys
 
@@ -320,9 +321,17 @@ def test_check_says_what_is_missed(pendulum, capsys, monkeypatch):
         return mj
 
     monkeypatch.setattr(checking, "_converging", lighter)
-    assert run("check", pendulum, "--states", 40) == 1
-    missed = capsys.readouterr().out.splitlines()[-1]
-    assert missed.startswith("missed: qfrc_bias, qfrc_smooth, qacc_smooth, qacc, qfrc_constraint")
+    said = "missed: qfrc_bias, qfrc_smooth, qacc_smooth, qacc, qfrc_constraint"
+    assert run("check", pendulum, "--states", 40, "--seed", 3) == 1
+    *_, missed, why, command = capsys.readouterr().out.splitlines()
+    assert missed.startswith(said)
+    assert why.startswith("in single precision that may be rounding")
+    again = shlex.split(command)
+    assert again[0] == "brax-concurrent"
+    assert run(*again[1:]) == 1  # here it is none
+    output = capsys.readouterr().out
+    assert re.match(rf"{pendulum}, float64 on cpu, .*: 40 random states", output)
+    assert output.splitlines()[-1].startswith(said)
 
 
 def test_contacts_that_differ_are_missed(pendulum, monkeypatch):

@@ -49,8 +49,10 @@ def test_images_come_from_a_file_as_many_as_it_has(tmp_path, capsys):
         (("infer", "instans"), "did you mean 'instanas'"),
         ((*SMALL, "--set", "colour=3"), "expected arguments among input_shape"),
         ((*SMALL, "--scheduler", "warp"), "scheduler: expected one of"),
-        ((*SMALL, "--images", "nowhere.npy"), "nowhere.npy"),
-        ((*SMALL, "--weights", "nowhere.npz"), "nowhere.npz"),
+        ((*SMALL, "--images", "nowhere.npy"), "images: there is no file nowhere.npy"),
+        ((*SMALL, "--weights", "nowhere.npz"), "weights: there is no file nowhere.npz"),
+        ((*SMALL, "--trace", "."), "cannot write .: it is a folder"),
+        ((*SMALL, "--out", ".", "--force"), "cannot write .: it is a folder"),
         ((*SMALL, "--set", "stem=0"), "0"),
         (("infer", "instanas", "--small", "--backend", "cuda"), "GPU"),
     ],
@@ -64,6 +66,13 @@ def test_mistakes_are_one_line(arguments, message, capsys, monkeypatch):
     assert error.startswith("brax-concurrent: error: ")
     assert error.count("\n") == 1
     assert message in error
+
+
+def test_outputs_go_to_the_file_that_is_named(tmp_path):
+    assert run(*SMALL, "--out", tmp_path / "outputs") == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["outputs"]
+    with np.load(tmp_path / "outputs") as found:
+        assert found.files
 
 
 @pytest.mark.parametrize("content", [b"", b"no array", b"\x93NUMPY"])

@@ -3,6 +3,7 @@
 import argparse
 import json
 import re
+import sys
 
 import jax
 import pytest
@@ -14,6 +15,7 @@ from brax_concurrent.envs import list_envs, make, tuned
 from brax_concurrent.envs.arrays import GRANULARITIES
 from brax_concurrent.scheduler.schedule import schedulers_on
 from brax_concurrent.training import measure as measuring
+from brax_concurrent.training import tune as tuning
 from brax_concurrent.training.measure import Throughput
 
 jax.config.update("jax_platforms", "cpu")
@@ -167,13 +169,48 @@ def test_tune_prints_the_candidates_and_remembers(capsys, monkeypatch):
     kept = []
     monkeypatch.setattr(tuned, "remember", lambda where, candidates: kept.extend(candidates))
     assert run("tune", "grasp", "--num-envs", 32, "--scheduler", "serial", "--repeats", 1) == 0
-    first, head, *table, fastest, remembered = rows(capsys.readouterr().out)
+    begin, first, head, *table, fastest, remembered = rows(capsys.readouterr().out)
+    assert begin == ["grasp: measuring with 32 environments; compiling comes first"]
     assert first == ["grasp: 32 environments, cpu"]
-    assert head == ["scheduler", "granularity", "env steps/s", "spread", "to the best", "compiled"]
+    assert head == ["scheduler", "granularity", "env steps/s", "spread", "to the first", "as fast in", "compiled"]
+    fastest_first = sorted(kept, key=lambda one: -one[1][0])
     assert [row[:3] for row in table] == [
-        ["serial", settings["granularity"], f"{rate:,.0f}"] for settings, rate in kept
+        ["serial", settings["granularity"], f"{rate:,.0f}"] for settings, (rate,) in fastest_first
     ]
     assert sorted(row[1] for row in table) == sorted(GRANULARITIES)
-    assert table[0][4] == "1.00x"
+    assert table[0][4:6] == ["1.00x", "1 of 1"]
     assert fastest == [f"fastest: make('grasp', 32, scheduler='serial', granularity={table[0][1]!r})"]
     assert remembered == ["remembered: make('grasp', 32) takes it from now on"]
+
+
+def test_tune_says_what_is_within_the_spread_and_takes_the_simplest_of_it(capsys, monkeypatch):
+    rates = {
+        ("serial", "stage"): (100.0, 130.0, 90.0, 80.0),
+        ("sw", "step"): (120.0, 120.0, 110.0, 110.0),
+        ("hw", "stage"): (60.0, 70.0, 80.0, 60.0),
+    }
+
+    def compare(envs, **_):
+        found = [rates.get((env.scheduler, env.granularity), (10.0,) * 4) for env in envs]
+        return [Throughput(samples, 7, env.num_envs, 0.25) for env, samples in zip(envs, found, strict=True)]
+
+    monkeypatch.setattr(tuning, "compare", compare)
+    monkeypatch.setattr(tuned, "remember", lambda *_: None)
+    assert run("tune", "grasp", "--num-envs", 32, "--repeats", 4) == 0
+    _, _, _, *table, told, taken, remembered = rows(capsys.readouterr().out)
+    assert [row[:-1] for row in table[:4]] == [
+        ["sw", "step", "32", "115", "8.7%", "1.00x", "4 of 4"],
+        ["sw", "step", "8", "115", "8.7%", "1.00x", "4 of 4"],
+        ["serial", "stage", "95", "52.6%", "0.83x", "1 of 4"],
+        ["hw", "stage", "65", "30.8%", "0.57x", "0 of 4"],
+    ]
+    assert told == ["3 do not differ by more than the spread: the first, and those as fast in 1 turn of 4"]
+    assert taken == ["simplest of these: make('grasp', 32, scheduler='serial', granularity='stage')"]
+    assert remembered == ["remembered: make('grasp', 32) takes it from now on"]
+
+
+def test_tune_says_what_it_does_before_it_loads_anything(capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "brax_concurrent.training.tune", None)
+    with pytest.raises(ModuleNotFoundError):
+        run("tune", "grasp")
+    assert capsys.readouterr().out.startswith("grasp: measuring with 4,096 environments; ")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,19 @@ def run(arguments: argparse.Namespace) -> int:
     missed = [row.field for row in report.rows if not row.ok]
     print(f"errors are relative to the field's size in a state; {judged} must keep to the tolerance")
     print(f"missed: {', '.join(missed)}" if missed else "agrees" if report.ok else "nothing was compared")
+    if missed and arguments.dtype == "float32":
+        print(_in_double(arguments))
     return OK if report.ok else FAILED
+
+
+def _in_double(arguments: argparse.Namespace) -> str:
+    """What to do about a tolerance that is missed in single precision."""
+    command = ["brax-concurrent", "check", arguments.robot, "--dtype", "float64", "--states", str(arguments.states)]
+    command += [f"--seed={arguments.seed}", f"--backend={arguments.backend}"]
+    return (
+        "in single precision that may be rounding: where numbers nearly cancel, as those of a spinning ball, few "
+        f"digits are left, and of fewer than 100 states each counts; double precision tells:\n{shlex.join(command)}"
+    )
 
 
 def _robot_model(robot: str) -> Any:

@@ -13,6 +13,7 @@ import numpy as np
 
 from brax_concurrent.cli.common import FAILED, OK, CommandError, add_place, add_settings, at_least, wrong_arguments
 from brax_concurrent.networks.registry import entry_of, list_networks, make_network
+from brax_concurrent.training.files import whole_file
 
 if TYPE_CHECKING:
     from brax_concurrent.networks.network import Network
@@ -58,6 +59,8 @@ def run(arguments: argparse.Namespace) -> int:
     for path in (arguments.out, arguments.trace):
         if path is not None and not path.absolute().parent.is_dir():
             raise CommandError(f"cannot write {path}: there is no folder {path.parent}", FAILED)
+        if path is not None and path.is_dir():
+            raise CommandError(f"cannot write {path}: it is a folder", FAILED)
     if arguments.out is not None and arguments.out.exists() and not arguments.force:
         raise CommandError(f"{arguments.out} exists; --force overwrites it", FAILED)
     try:
@@ -81,13 +84,12 @@ def _infer(arguments: argparse.Namespace) -> int:
         batch = arguments.batch or (len(images) if images.ndim == 4 else 1)
         network = Network(graph, arguments.weights, batch=batch, device=arguments.backend, seed=arguments.seed)
         network.load(images)
+        _describe(network, entry.published if not settings else None)
         scheduler = arguments.scheduler
         knobs = {"window": arguments.window, "threads": arguments.threads}
         begin = time.perf_counter()
         network.run(scheduler, **knobs)  # compiles
         compiled = time.perf_counter() - begin
-    published = entry.published if not settings else None
-    _describe(network, published)
     print(f"{scheduler} on the {network.device}; first run, with compiling: {compiled:.1f} s")
     _show_paths(network)
     _time(network, scheduler, knobs, arguments.runs)
@@ -97,19 +99,22 @@ def _infer(arguments: argparse.Namespace) -> int:
         assert timeline is not None
         print(f"{arguments.trace}: {timeline.summary()}")
     if arguments.out is not None:
-        np.savez(arguments.out, **network.read())  # type: ignore[arg-type]  # its stub takes names for options
+        with whole_file(arguments.out) as file:  # a path without .npz would be written to another one
+            np.savez(file, **network.read())  # type: ignore[arg-type]  # its stub takes names for options
         print(f"{arguments.out}: {', '.join(f'{name} {array.shape}' for name, array in network.read().items())}")
     return OK
 
 
 def _images(path: Path) -> np.ndarray:
-    """The array of an .npy file; a ValueError if it is none."""
+    """The array of an .npy file; an error of arguments if it is none."""
+    if not path.is_file():
+        raise FileNotFoundError(f"images: there is no file {path}")
     try:
         found = np.load(path, allow_pickle=False)
     except (ValueError, EOFError):
         found = None
     if not isinstance(found, np.ndarray):
-        raise ValueError(f"{path}: expected an .npy file, as numpy.save writes it")
+        raise ValueError(f"images: {path}: expected an .npy file, as numpy.save writes it")
     return found
 
 
@@ -124,7 +129,8 @@ def _describe(network: Network, published: Published | None) -> None:
     each = " for each image" if network.batch > 1 else ""
     print(
         f"image {graph.input.shape}, {len(graph.layers)} layers, {len(network.streams[0])} tasks; tensors in "
-        f"{megabytes:.1f} MB ({unshared:.1f} unshared){each}"
+        f"{megabytes:.1f} MB ({unshared:.1f} unshared){each}",
+        flush=True,  # what follows is compiled first, which can take a minute
     )
 
 

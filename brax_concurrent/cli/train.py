@@ -53,6 +53,8 @@ def add_parser(subparsers: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Train, print progress; returns the exit code."""
     refuse_path("train", arguments.robot)
+    doing = "going on with" if arguments.resume else "training into"
+    print(f"{arguments.robot}: {doing} {arguments.out}; loading JAX and making robots takes some seconds", flush=True)
     try:
         from brax_concurrent.training.checkpoint import CheckpointError
         from brax_concurrent.training.policy import POLICY

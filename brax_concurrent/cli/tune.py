@@ -11,7 +11,8 @@ from brax_concurrent.cli.common import OK, add_place, at_least, print_table, wro
 def add_parser(subparsers: Any) -> None:
     """Add the command to those of `brax-concurrent`."""
     text = """Measure which scheduler and granularity are fastest for a robot on this machine, and remember it: make
-    takes it for scheduler="auto" and granularity="auto"."""
+    takes it for scheduler="auto" and granularity="auto". Of those that are as fast as the fastest within the spread of
+    the timings, at least as fast in a quarter of the turns, it is the simplest."""
     parser = subparsers.add_parser("tune", help="find the fastest settings on this machine", description=text)
     parser.add_argument("robot", help="a name that `brax-concurrent envs` lists")
     number = {"type": at_least(1), "metavar": "N"}
@@ -25,21 +26,29 @@ def add_parser(subparsers: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the command; returns its exit code."""
+    print(f"{arguments.robot}: measuring with {arguments.num_envs:,} environments; compiling comes first", flush=True)
+    from brax_concurrent.envs.tuned import turns_won
     from brax_concurrent.training.tune import tune
 
     given = {name: getattr(arguments, name) for name in ("scheduler", "granularity", "backend", "threads", "repeats")}
     with wrong_arguments():
         found = tune(arguments.robot, arguments.num_envs, **given)
     names = list(dict.fromkeys(name for one in found.candidates for name in one.settings))
-    rows = [[*names, "env steps/s", "spread", "to the best", "compiled"]]
+    rows = [[*names, "env steps/s", "spread", "to the first", "as fast in", "compiled"]]
+    first = found.candidates[0].throughput
     for one in found.candidates:
         settings = [str(one.settings.get(name, "")) for name in names]
-        ratio = one.throughput.ratio(found.candidates[0].throughput)
-        numbers = [f"{one.throughput.median:,.0f}", f"{one.throughput.spread:.1%}", f"{ratio:.2f}x"]
-        rows.append([*settings, *numbers, f"{one.throughput.compile_seconds:.1f} s"])
+        rate, turns = one.throughput, len(one.throughput.samples)
+        numbers = [f"{rate.median:,.0f}", f"{rate.spread:.1%}", f"{rate.median / first.median:.2f}x"]
+        won = f"{turns_won(rate.samples, first.samples)} of {turns}"
+        rows.append([*settings, *numbers, won, f"{rate.compile_seconds:.1f} s"])
     print(f"{arguments.robot}: {found.num_envs} environments, {found.backend}")
     print_table(rows, left=range(len(names)))
     best = ", ".join(f"{name}={value!r}" for name, value in found.settings.items())
-    print(f"fastest: make({arguments.robot!r}, {found.num_envs}, {best})")
+    why = "fastest"
+    if len(found.alike) > 1:
+        why = "simplest of these"
+        print(f"{len(found.alike)} do not differ by more than the spread: the first, and those as fast in 1 turn of 4")
+    print(f"{why}: make({arguments.robot!r}, {found.num_envs}, {best})")
     print(f"remembered: make({arguments.robot!r}, {found.num_envs}) takes it from now on")
     return OK

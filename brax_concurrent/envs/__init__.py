@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, overload
 
 from brax_concurrent.envs.arrays import resolve_backend
 from brax_concurrent.envs.base import Env
 from brax_concurrent.envs.mixed import MixedEnv, MixedState, Robots, make_mixed
 from brax_concurrent.envs.own_task import AnyTask, Fields, Noise, Task
-from brax_concurrent.envs.registry import list_envs, make_task
+from brax_concurrent.envs.registry import check_arguments, list_envs, make_task, nearest
 from brax_concurrent.envs.state import State
 from brax_concurrent.envs.trace import make_tracer
 from brax_concurrent.scheduler.schedule import Schedule
@@ -108,12 +108,10 @@ def make(
     common: dict[str, Any] = {setting: given[setting] for setting in _SETTINGS}
     limits = {"max_episode_steps": max_episode_steps, "nconmax": nconmax}
     if isinstance(name, Mapping):
-        if num_envs != 1 or task_arguments:
-            other = [*(["num_envs"] if num_envs != 1 else []), *task_arguments]
-            raise TypeError(f"a dict has each robot's arguments, as NAME: (num_envs, arguments); got {other} beside it")
+        _check_nothing_beside_a_dict(num_envs, task_arguments)
         common |= _one_schedule(common)
         return make_mixed(name, _make_one, common | limits, make_tracer(trace, " and ".join(map(str, name))))
-    task = _task(name, limits, task_arguments)
+    task = _task(name, limits, task_arguments, _ARGUMENTS)
     return Env(task, num_envs, **common, tracer=make_tracer(trace, task.name))
 
 
@@ -121,6 +119,16 @@ _SETTINGS = (
     *("backend", "scheduler", "granularity", "window", "streams", "envs_per_task", "dtype", "autoreset", "threads"),
     *("policy", "regroup", "per_env"),
 )
+_ARGUMENTS = ("num_envs", *_SETTINGS, "max_episode_steps", "nconmax", "trace")  # of make but for the task's
+
+
+def _check_nothing_beside_a_dict(num_envs: int, task_arguments: Iterable[str]) -> None:
+    if num_envs != 1 or task_arguments:
+        other = [*(["num_envs"] if num_envs != 1 else []), *task_arguments]
+        hint = "".join(nearest(argument, _ARGUMENTS) for argument in task_arguments)
+        raise TypeError(
+            f"a dict has each robot's arguments, as NAME: (num_envs, arguments); got {other} beside it{hint}"
+        )
 
 
 def _one_schedule(common: Mapping[str, Any]) -> dict[str, Any]:
@@ -137,19 +145,29 @@ def _make_one(
     """One robot's environment of a mixed batch, which is not recorded by itself."""
     settings = {setting: arguments.pop(setting) for setting in _SETTINGS}
     limits = {"max_episode_steps": max_episode_steps, "nconmax": nconmax}
-    return Env(_task(name, limits, arguments), num_envs, **settings)
+    return Env(_task(name, limits, arguments, ("per_env", *limits)), num_envs, **settings)
 
 
-def _task(name: str | AnyTask, limits: Mapping[str, int | None], arguments: Mapping[str, Any]) -> AnyTask:
-    """The task that `make` means; `limits` are attributes of it, None where it keeps its own."""
+def _task(
+    name: str | AnyTask, limits: Mapping[str, int | None], arguments: Mapping[str, Any], of_make: Sequence[str]
+) -> AnyTask:
+    """The task that `make` means.
+
+    Args:
+        name, arguments: of the task.
+        limits: attributes of it, None where it keeps its own.
+        of_make: arguments that the user could have given besides.
+    """
     limits = {limit: value for limit, value in limits.items() if value is not None}
     if isinstance(name, AnyTask):
         if arguments or limits:
-            raise TypeError(f"a Task has its arguments already, got {[*arguments, *limits]}")
+            hint = "".join(nearest(argument, of_make) for argument in arguments)
+            raise TypeError(f"a Task has its arguments already, got {[*arguments, *limits]}{hint}")
         return name
     kind: Any = name
     if isinstance(kind, type) and issubclass(kind, AnyTask):
         raise TypeError(f"name: expected an instance of a Task, such as {kind.__name__}(), got the class")
+    check_arguments(name, arguments, of_make)
     task = make_task(name, **arguments)
     for limit, value in limits.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:

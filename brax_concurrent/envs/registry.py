@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from brax_concurrent.envs.ant import Ant
@@ -38,12 +39,31 @@ def make_task(name: str, **arguments: Any) -> KernelTask:
         ValueError: there is no such task; the message has the names that are near.
         TypeError: the name is no string, or the task has no such argument; the message has those that it has.
     """
-    task = TASKS[_known(name)]
-    valid = [field.name for field in dataclasses.fields(task)]  # type: ignore[arg-type]  # all are dataclasses
+    check_arguments(name, arguments)
+    return TASKS[_known(name)](**arguments)
+
+
+def check_arguments(name: str, arguments: Iterable[str], of_make: Sequence[str] = ()) -> None:
+    """Whether a task has arguments of these names.
+
+    Args:
+        name: see `make_task`.
+        arguments: their names.
+        of_make: what else could have been meant where the user gave them, for the message.
+
+    Raises:
+        ValueError, TypeError: see `make_task`.
+    """
+    valid = [field.name for field in dataclasses.fields(TASKS[_known(name)])]  # type: ignore[arg-type]  # dataclasses
     for argument in arguments:
         if argument not in valid:
-            raise TypeError(_unknown_argument(name, argument, valid))
-    return task(**arguments)
+            raise TypeError(_unknown_argument(name, argument, valid, of_make))
+
+
+def nearest(argument: str, valid: Iterable[str]) -> str:
+    """What may have been meant, in brackets for a message; nothing if none is near."""
+    near = difflib.get_close_matches(argument, valid, n=1)
+    return f" (did you mean {near[0]!r}?)" if near else ""
 
 
 def _known(name: str) -> str:
@@ -60,9 +80,9 @@ def _known(name: str) -> str:
     raise ValueError(f"name: there is no task {name!r}; {hint}known: {', '.join(known)}")
 
 
-def _unknown_argument(name: str, argument: str, valid: list[str]) -> str:
-    near = difflib.get_close_matches(argument, valid, n=1)
-    hint = f" (did you mean {near[0]!r}?)" if near else ""
+def _unknown_argument(name: str, argument: str, valid: Sequence[str], of_make: Sequence[str]) -> str:
+    hint = nearest(argument, [*valid, *of_make])
     if argument in _RENDERING:
         hint = " (it is about rendering, which simulation has no part in)"
-    return f"{name}: there is no argument {argument!r}{hint}; known: {', '.join(valid)}"
+    besides = f"; of make: {', '.join(of_make)}" if of_make else ""
+    return f"{name}: there is no argument {argument!r}{hint}; known: {', '.join(valid)}{besides}"

@@ -10,7 +10,8 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -26,7 +27,7 @@ from brax_concurrent.scheduler.schedule import SCHEDULERS
 Settings = Mapping[str, Any]
 """Arguments of `make` that change speed and nothing else: scheduler, granularity and what a scheduler takes besides."""
 
-_FORMAT = 1  # of an entry: another number is another key
+_FORMAT = 2  # of an entry: another number is another key
 DEFAULTS: Settings = {"scheduler": "serial"}  # what "auto" means where nothing is remembered and `make` has no rule
 
 
@@ -53,21 +54,40 @@ def situation(
     }
 
 
-def remember(where: Mapping[str, Any], candidates: Iterable[tuple[Settings, float]]) -> None:
+def remember(where: Mapping[str, Any], candidates: Iterable[tuple[Settings, Sequence[float]]]) -> None:
     """Keep how fast each of the candidates was; what was known of the situation is replaced.
 
     Args:
         where: from `situation`.
-        candidates: settings and environment steps a second.
+        candidates: settings, the simplest first, and environment steps a second, turn by turn.
     """
-    entry = [{"settings": dict(settings), "rate": rate} for settings, rate in candidates]
+    entry = [{"settings": dict(settings), "rates": list(rates)} for settings, rates in candidates]
     ObjectCache().put(_key(where), json.dumps(entry).encode())
+
+
+def alike(rates: Sequence[Sequence[float]]) -> list[int]:
+    """The places of those candidates that timings do not tell from the fastest, itself included, in order.
+
+    The fastest has the highest median. One that was at least as fast in a quarter of the turns is not told from it: a
+    machine that slows down in some turns then decides nothing, nor does a single slow timing of the fastest in five.
+
+    Args:
+        rates: of each candidate, one for each turn, at least one of each.
+    """
+    fastest = max(rates, key=statistics.median)
+    return [place for place, own in enumerate(rates) if own is fastest or 4 * turns_won(own, fastest) >= len(own)]
+
+
+def turns_won(rates: Sequence[float], other: Sequence[float]) -> int:
+    """In how many turns the one was at least as fast as the other."""
+    return sum(a >= b for a, b in zip(rates, other, strict=True))
 
 
 def recall(asked: Settings, where: Mapping[str, Any]) -> dict[str, Any]:
     """`asked`, with the best of what was measured in place of "auto" and None.
 
-    Only candidates that agree with everything else that is asked for count. What is still "auto" after that is one of
+    Only candidates that agree with everything else that is asked for count. The best is the simplest of those that are
+    `alike`. What is still "auto" after that is one of
     `DEFAULTS`, or is left to the rules of `make`.
 
     Args:
@@ -79,7 +99,7 @@ def recall(asked: Settings, where: Mapping[str, Any]) -> dict[str, Any]:
         fixed = {name: value for name, value in settings.items() if value not in ("auto", None)}
         fitting = [one for one in _candidates(where) if fixed.items() <= {**settings, **one["settings"]}.items()]
         if fitting:
-            best = max(fitting, key=lambda one: one["rate"])["settings"]
+            best = fitting[alike([one["rates"] for one in fitting])[0]]["settings"]
             settings |= {name: value for name, value in best.items() if name in settings}
     return settings | {name: value for name, value in DEFAULTS.items() if settings.get(name) == "auto"}
 

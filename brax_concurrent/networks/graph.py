@@ -360,8 +360,9 @@ class Graph(GraphBase):
             raise ValueError(f"{self.name}: merge: expected {len(xs)} scales, got a tensor of {scales.shape}")
         return self._sum("merge", xs, activation, name, flags=flags, scales=scales)
 
-    def output(self, **tensors: Tensor) -> None:
-        """What an inference returns, by name."""
+    def output(self, *unnamed: Tensor, **tensors: Tensor) -> None:
+        """What an inference returns, by name: `output(scores=x)`."""
+        self._check_named(unnamed)
         for tensor in tensors.values():
             self._check_own("output", tensor)
             self._check_defined("output", tensor, None)
@@ -381,7 +382,7 @@ class Graph(GraphBase):
         **attributes: Any,
     ) -> Tensor:
         if any(n < 1 for n in shape):
-            raise ValueError(f"{self.name}: {name}: nothing is left of {[x.shape for x in inputs]}: {shape}")
+            raise ValueError(f"{self.name}: {name}: nothing is left of {[x.shape for x in inputs]}: it makes {shape}")
         flags = attributes.get("flags") or (self._when,) * len(inputs)  # where each input is read
         for index, x in enumerate(inputs if kind not in ("any", "none") else ()):
             self._check_own(name, x)

@@ -26,6 +26,10 @@ class GraphBase:
         self._needs: dict[Tensor, tuple[Flag, ...]] = {self.input: ()}  # undefined where one of these is 0
         self._any_of: dict[Tensor, tuple[Flag, ...]] = {}  # flags that are 1 where one of these is
 
+    def __repr__(self) -> str:
+        about = f"layers={len(self.layers)}, parameters={self.parameter_count}"
+        return f"Graph({self.name!r}, input_shape={self.input.shape}, {about})"
+
     # -- what it comes to --
 
     @property
@@ -60,6 +64,10 @@ class GraphBase:
             raise TypeError(f"{self.name}: {what}: {error}") from None
         if x not in self._made:
             raise ValueError(f"{self.name}: {what}: {x.name} is a tensor of another graph")
+
+    def _check_named(self, unnamed: tuple[Any, ...]) -> None:
+        if unnamed:
+            raise TypeError(f"{self.name}: output: expected tensors by name, such as output(scores=x), got one without")
 
     def _check_defined(self, what: str, x: Tensor, when: Flag | None) -> None:
         """Whether a tensor has been computed wherever a flag is not 0; None: everywhere."""

@@ -10,12 +10,14 @@ from typing import Any
 import numpy as np
 
 from brax_concurrent.backends import cuda_driver, device_array
+from brax_concurrent.networks.arguments import is_whole
 from brax_concurrent.networks.graph import Graph
 from brax_concurrent.networks.memory import Plan, plan_memory
 from brax_concurrent.networks.tasks import Memory, add_layer
 from brax_concurrent.networks.tensors import Flag, Layer, Tensor
 from brax_concurrent.networks.weights import checked_weights, load_weights, seeded_weights
 from brax_concurrent.scheduler.run_streams import run_streams
+from brax_concurrent.scheduler.schedule import whole
 from brax_concurrent.scheduler.stream import TaskStream
 from brax_concurrent.scheduler.trace import Timeline
 
@@ -59,16 +61,16 @@ class Network:
             raise TypeError(f"graph: expected a Graph, see make_network, got {graph!r}")
         if not graph.outputs:
             raise ValueError(f"{graph.name}: expected a graph with outputs, got none: see Graph.output")
-        if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
+        if not is_whole(batch) or batch < 1:
             raise ValueError(f"batch: expected a whole number from 1 on, got {batch!r}")
-        self.graph, self.batch, self.device = graph, batch, _device(device)
+        self.graph, self.batch, self.device = graph, int(batch), _device(device)
         self.plan: Plan = plan_memory(graph)
         self._weights = {name: self._on_device(array) for name, array in _weights(graph, weights, seed).items()}
         self._flag_offsets, flags = _flag_offsets(graph)
-        self._blocks = [self._empty(max(self.plan.size, 1), np.float32) for _ in range(batch)]
-        every = self._empty(max(batch * flags, 1), np.int32)  # one array, which `sw` on a GPU can read at once
-        self._flags = [every[image * flags : (image + 1) * flags] for image in range(batch)]
-        self.streams = tuple(TaskStream() for _ in range(batch))
+        self._blocks = [self._empty(max(self.plan.size, 1), np.float32) for _ in range(self.batch)]
+        every = self._empty(max(self.batch * flags, 1), np.int32)  # one array, which `sw` on a GPU can read at once
+        self._flags = [every[image * flags : (image + 1) * flags] for image in range(self.batch)]
+        self.streams = tuple(TaskStream() for _ in range(self.batch))
         self._starts = [0]  # of each layer: its first task; and behind the last. The same in all streams
         for image, stream in enumerate(self.streams):
             memory = self._memory(image)
@@ -77,12 +79,15 @@ class Network:
                 if image == 0:
                     self._starts.append(len(stream))
 
+    def __repr__(self) -> str:
+        return f"Network({self.graph!r}, batch={self.batch}, device={self.device!r})"
+
     def __call__(self, images: Any, scheduler: str = "auto", **knobs: Any) -> dict[str, np.ndarray]:
         """Infer a batch.
 
         Args:
           images: (batch, height, width, channels), float32; without the batch where that is 1.
-          scheduler, knobs: see `run`.
+          scheduler, knobs: see `run`, whose arguments they are.
 
         Returns:
           The graph's outputs by name, each (batch, *shape); without the batch where the images are without it.
@@ -98,35 +103,43 @@ class Network:
 
     def load(self, images: Any) -> bool:
         """Copy images to where the tasks read them; see `__call__`. Returns whether it was one without a batch."""
-        array = np.asarray(images)
-        if array.dtype != np.float32:
-            raise TypeError(f"images: expected float32, got {array.dtype}")
+        array = _as_array(images)
         single = self.batch == 1 and array.ndim == 3
-        shape = (self.batch, *self.graph.input.shape)
-        if (array[None] if single else array).shape != shape:
-            alone = f", or {shape[1:]}" if self.batch == 1 else ""
-            raise ValueError(f"images: expected the shape {shape}{alone}, got {array.shape}")
-        for image, pixels in enumerate(array[None] if single else array):
-            self._write(self._array(image, self.graph.input), np.ascontiguousarray(pixels))
+        pixels = array[None] if single else array
+        _check_shape(array.shape, pixels.shape, (self.batch, *self.graph.input.shape))
+        for image, own in enumerate(pixels):
+            self._write(self._array(image, self.graph.input), np.ascontiguousarray(own))
         return single
 
-    def run(self, scheduler: str = "auto", **knobs: Any) -> Timeline | None:
+    def run(
+        self,
+        scheduler: str = "auto",
+        *,
+        window: int = 32,
+        streams: int = 4,
+        threads: int = 0,
+        windows: int = 0,
+        trace: str | os.PathLike[str] | None = None,
+    ) -> Timeline | None:
         """Run all tasks on the images that are loaded; returns when they have finished.
 
         Args:
-          scheduler: see `TaskStream.run`. "auto": hw.
-          knobs: other arguments of `TaskStream.run`, or for a batch of `run_streams`.
+          scheduler, window, streams, threads, trace: see `TaskStream.run`. "auto": hw.
+          windows: of a batch, see `run_streams`.
 
         Returns:
           The timeline, if a trace is asked for.
 
         Raises:
-          ValueError, RuntimeError: see `TaskStream.run`.
+          TypeError, ValueError, RuntimeError: see `TaskStream.run`.
         """
         scheduler = "hw" if scheduler == "auto" else scheduler
         if self.batch == 1:
-            return self.streams[0].run(scheduler, **knobs)
-        return run_streams(self.streams, scheduler, **knobs)
+            if whole("windows", windows) < 0:
+                raise ValueError(f"windows must not be negative, got {windows}")
+            return self.streams[0].run(scheduler, window=window, streams=streams, threads=threads, trace=trace)
+        knobs = {"windows": windows, "window": window, "cuda_streams": streams, "threads": threads}
+        return run_streams(self.streams, scheduler, **knobs, trace=trace)
 
     def read(self) -> dict[str, np.ndarray]:
         """The outputs of the last run by name, each (batch, *shape)."""
@@ -136,7 +149,12 @@ class Network:
         }
 
     def ran(self, image: int = 0) -> tuple[Layer, ...]:
-        """The layers that the last run ran for an image, by its flags."""
+        """The layers that the last run ran for an image, by its flags.
+
+        Raises:
+          ValueError: there is no such image in a batch.
+        """
+        self._check_image(image)
         flags = {tensor: self._read(image, tensor) for tensor in self._flag_offsets}
         return tuple(
             layer
@@ -145,13 +163,34 @@ class Network:
         )
 
     def flag(self, flag: Flag, image: int = 0) -> int:
-        """A flag's value after the last run."""
+        """A flag's value after the last run.
+
+        Raises:
+          TypeError: it is no flag.
+          ValueError: it is another graph's, or there is no such image in a batch.
+        """
+        if not isinstance(flag, Flag):
+            raise TypeError(f"flag: expected a flag, as Graph.gate returns them, got {type(flag).__name__}")
+        if flag.tensor not in self._flag_offsets or not 0 <= flag.index < flag.tensor.size:
+            raise ValueError(f"flag: {flag.tensor.name}, {flag.index}: expected one of {self.graph.name}")
+        self._check_image(image)
         return int(self._read(image, flag.tensor)[flag.index])
 
     def tasks_of(self, layer: Layer) -> range:
-        """The places in each image's stream of a layer's tasks: none where it is a view."""
+        """The places in each image's stream of a layer's tasks: none where it is a view.
+
+        Raises:
+          ValueError: the graph has no such layer.
+        """
+        if layer not in self.graph.layers:
+            got = layer.name if isinstance(layer, Layer) else repr(layer)
+            raise ValueError(f"layer: expected one of the layers of {self.graph.name}, see Graph.layers, got {got}")
         index = self.graph.layers.index(layer)
         return range(self._starts[index], self._starts[index + 1])
+
+    def _check_image(self, image: int) -> None:
+        if not is_whole(image) or not 0 <= image < self.batch:
+            raise ValueError(f"image: expected a whole number from 0 to {self.batch - 1}, got {image!r}")
 
     # -- memory --
 
@@ -200,6 +239,32 @@ class Network:
         there = self._empty(array.size, np.float32).reshape(array.shape)
         there.copy_to_device(array)
         return there
+
+
+def _as_array(images: Any) -> np.ndarray:
+    """Images as a NumPy array of float32."""
+    try:
+        array = np.asarray(images)
+    except ValueError as error:  # such as of images of several sizes
+        raise ValueError(f"images: expected an array, or what NumPy makes one of: {error}") from None
+    if array.dtype != np.float32:
+        got = array.dtype if array.ndim else type(images).__name__
+        raise TypeError(f"images: expected an array of float32, got {got}")
+    return array
+
+
+def _check_shape(given: tuple[int, ...], found: tuple[int, ...], expected: tuple[int, ...]) -> None:
+    """Whether images have their shape.
+
+    Args:
+      given: as they came. found: with the batch. expected: (batch, height, width, channels).
+    """
+    if found != expected:
+        batch, height, width, channels = expected
+        alone = f", or {expected[1:]}" if batch == 1 else ""
+        channels_first = found == (batch, channels, height, width)
+        hint = ": channels come last, as np.moveaxis(images, -3, -1) puts them" if channels_first else ""
+        raise ValueError(f"images: expected the shape {expected}{alone}, got {given}{hint}")
 
 
 def _device(name: str) -> str:

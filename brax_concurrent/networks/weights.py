@@ -62,8 +62,9 @@ def load_weights(graph: Graph, path: str | os.PathLike[str]) -> dict[str, np.nda
     """
     if not isinstance(path, (str, os.PathLike)):  # a number would be a file that the process has open
         raise TypeError(f"weights: expected arrays by name or the path of an .npz file, got {type(path).__name__}")
+    if not os.path.exists(path):
+        raise FileNotFoundError(f"weights: there is no file {os.fspath(path)}")
     if not zipfile.is_zipfile(path):
-        os.stat(path)  # says what is wrong if there is no such file
-        raise ValueError(f"{os.fspath(path)}: expected an .npz file, as numpy.savez writes it")
+        raise ValueError(f"weights: {os.fspath(path)}: expected an .npz file, as numpy.savez writes it")
     with np.load(path, allow_pickle=False) as file:
         return checked_weights(graph, dict(file))

@@ -104,6 +104,9 @@ class TaskStream:
     def __len__(self) -> int:
         return len(self._tasks)
 
+    def __repr__(self) -> str:
+        return f"TaskStream(tasks={len(self)}, device={self.device!r})"
+
     @property
     def tasks(self) -> tuple[Task, ...]:
         """The tasks with their footprints. Segments are addresses of memory."""

@@ -10,14 +10,15 @@ from typing import Any
 import jax
 
 from brax_concurrent.envs import make, tuned
-from brax_concurrent.envs.arrays import GRANULARITIES
+from brax_concurrent.envs.arrays import GRANULARITIES, resolve_granularity
 from brax_concurrent.envs.own_task import AnyTask
 from brax_concurrent.scheduler.schedule import schedulers_on
 from brax_concurrent.training.measure import Throughput, compare
 
 _SECONDS = {"cpu": 0.1, "cuda": 0.02}  # of a timing: short, since there are many candidates
-# What is tried of each scheduler besides granularity, by argument of `make`; a scheduler that is not here has nothing.
-_SPACE: Mapping[str, Mapping[str, tuple[Any, ...]]] = {"sw": {"window": (8, 32)}}
+# What is tried of each scheduler besides granularity, by argument of `make`, its default first; a scheduler that is not
+# here has nothing.
+_SPACE: Mapping[str, Mapping[str, tuple[Any, ...]]] = {"sw": {"window": (32, 8)}}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,14 +39,17 @@ class Tuned:
     """What `tune` found.
 
     Attributes:
-        settings: the fastest, as arguments of `make`: `make(name, num_envs, **tuned.settings)`.
+        settings: what `make` takes from now on, as its arguments: `make(name, num_envs, **tuned.settings)`. They are
+            the simplest of `alike`.
         candidates: all that was measured, the fastest first.
+        alike: of these the fastest, and those that timings do not tell from it, the simplest first.
         num_envs: environments that it was measured with.
         backend: "cpu" or "cuda".
     """
 
     settings: Mapping[str, Any]
     candidates: tuple[Candidate, ...]
+    alike: tuple[Candidate, ...]
     num_envs: int
     backend: str
 
@@ -65,6 +69,10 @@ def tune(
     turn about. What was measured is kept in the cache directory: `make` with `scheduler="auto"` or
     `granularity="auto"` then takes the best, for this robot, number of environments (to the next power of two), dtype,
     device and number of threads, in this and later processes. Tune again after an upgrade, or to replace it.
+
+    The fastest has the highest median. Candidates that were at least as fast as it in a quarter of the turns are within
+    the spread of the timings; the simplest of them is taken, so that noise does not choose: serial before sw, hw and
+    graph, then the granularity and window that `make` takes by itself.
 
     Args:
         name: one of `list_envs()`, or a Task. Robots of a mixed batch are tuned one by one.
@@ -88,20 +96,24 @@ def tune(
     wanted = _SECONDS[first.backend] if seconds is None else seconds
     measured = compare(envs, repeats=repeats, seconds=wanted, key=key)
     candidates = [Candidate(settings, found) for settings, found in zip(tried, measured, strict=True)]
+    samples = [one.throughput.samples for one in candidates]
+    tuned.remember(first._situation, [(one.settings, own) for one, own in zip(candidates, samples, strict=True)])
+    alike = tuple(candidates[place] for place in tuned.alike(samples))
     candidates.sort(key=lambda one: -one.throughput.median)
-    tuned.remember(first._situation, [(one.settings, one.throughput.median) for one in candidates])
-    return Tuned(candidates[0].settings, tuple(candidates), first.num_envs, first.backend)
+    return Tuned(alike[0].settings, tuple(candidates), alike, first.num_envs, first.backend)
 
 
 def candidate_settings(backend: str, asked: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """What is worth measuring on a backend.
+    """What is worth measuring on a backend, the simplest first.
 
     Args:
         backend: "cpu" or "cuda".
         asked: arguments of `make`; a setting among them that is neither "auto" nor None is kept to.
     """
     for scheduler in schedulers_on(backend):
-        space = {"scheduler": (scheduler,), "granularity": GRANULARITIES, **_SPACE.get(scheduler, {})}
+        default = resolve_granularity("auto", backend, scheduler)
+        granularities = (default, *(name for name in GRANULARITIES if name != default))
+        space = {"scheduler": (scheduler,), "granularity": granularities, **_SPACE.get(scheduler, {})}
         kept = {name: asked[name] for name in space if asked.get(name) not in ("auto", None)}
         if kept.get("scheduler", scheduler) == scheduler:
             choices = {name: (kept[name],) if name in kept else values for name, values in space.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 
 import batches
@@ -36,6 +37,25 @@ def test_an_unknown_argument_is_answered_with_the_nearest():
         bc.make("ant", ctrl_cost=1.0)
     with pytest.raises(TypeError, match="no argument 'render_mode' .*rendering"):
         bc.make("ant", render_mode="human")
+
+
+def test_an_unknown_argument_is_answered_with_those_of_the_task_and_of_make():
+    *own, task = inspect.signature(bc.make).parameters
+    assert (own[0], task) == ("name", "task_arguments")
+    own.remove("name")
+    with pytest.raises(TypeError) as caught:
+        bc.make("grasp", 4, schedular="sw")
+    message = str(caught.value)
+    assert message.startswith("grasp: there is no argument 'schedular' (did you mean 'scheduler'?); known: xml_file, ")
+    assert sorted(message.partition("; of make: ")[2].split(", ")) == sorted(own)
+    with pytest.raises(TypeError, match=r"a Task has its arguments already, got \['dtyp'\] \(did you mean 'dtype'\?\)"):
+        bc.make(Ant(), dtyp="float64")
+    with pytest.raises(TypeError, match=r"got \['backnd'\] beside it \(did you mean 'backend'\?\)"):
+        bc.make({"ant": 4}, backnd="cpu")
+    with pytest.raises(
+        TypeError, match=r"no argument 'nconmx' .*'nconmax'.*; of make: per_env, max_episode_steps, nconmax$"
+    ):
+        bc.make({"ant": (4, {"nconmx": 5})})
 
 
 @pytest.mark.parametrize("num_envs", [0, -1, 1.5, True, "4", None])

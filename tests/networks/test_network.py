@@ -10,6 +10,7 @@ from brax_concurrent.networks.images import random_images
 from brax_concurrent.networks.memory import plan_memory
 from brax_concurrent.networks.network import Network
 from brax_concurrent.networks.registry import NETWORKS, list_networks, make_network
+from brax_concurrent.networks.tensors import Flag
 from brax_concurrent.networks.weights import seeded_weights
 
 jax.config.update("jax_platforms", "cpu")
@@ -31,6 +32,11 @@ def branching(cells=3, candidates=3):
         x = g.add(x, g.merge(found, own))
     g.output(features=x, scores=g.dense(g.global_pool(g.concat([x, g.input])), 5))
     return g
+
+
+def flags(graph):
+    """The tensor of the gate's flags."""
+    return next(layer.output for layer in graph.layers if layer.kind == "gate")
 
 
 @pytest.fixture(scope="module")
@@ -105,18 +111,22 @@ def test_all_weights_that_do_not_fit_are_listed(graph, tmp_path):
     (tmp_path / "weights.npz").write_bytes(b"no archive")
     with pytest.raises(ValueError, match="npz"):
         Network(graph, tmp_path / "weights.npz")
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(FileNotFoundError, match="weights: there is no file .*nowhere.npz"):
         Network(graph, tmp_path / "nowhere.npz")
 
 
 @pytest.mark.parametrize(
     ("images", "error", "message"),
     [
-        (np.zeros((12, 12, 3)), TypeError, "images: expected float32, got float64"),
+        (np.zeros((12, 12, 3)), TypeError, "images: expected an array of float32, got float64"),
         (np.zeros((12, 11, 3), np.float32), ValueError, r"expected the shape \(1, 12, 12, 3\), or \(12, 12, 3\)"),
         (np.zeros((2, 12, 12, 3), np.float32), ValueError, r"got \(2, 12, 12, 3\)"),
-        (np.zeros((3, 12, 12), np.float32), ValueError, r"got \(3, 12, 12\)"),
-        ("image", TypeError, "images: expected float32"),
+        (np.zeros((3, 12, 12), np.float32), ValueError, r"got \(3, 12, 12\): channels come last, as np.moveaxis"),
+        (np.zeros((1, 3, 12, 12), np.float32), ValueError, r"got \(1, 3, 12, 12\): channels come last"),
+        (np.zeros((4, 12, 12), np.float32), ValueError, r"got \(4, 12, 12\)$"),
+        ("image", TypeError, "images: expected an array of float32, got str"),
+        (None, TypeError, "images: expected an array of float32, got NoneType"),
+        ([np.zeros(3), np.zeros(2)], ValueError, "images: expected an array, or what NumPy makes one of: "),
     ],
 )
 def test_images_that_do_not_fit_are_refused(graph, images, error, message):
@@ -149,6 +159,51 @@ def test_weights_are_arrays_or_a_path_and_no_open_file(graph, tmp_path):
         Network(graph, [seeded_weights(graph)])
     with pytest.raises(TypeError, match="graph: expected a Graph, see make_network, got 'squeezenet'"):
         Network("squeezenet")
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_a_batch_takes_the_arguments_that_an_image_takes(graph, batch, tmp_path):
+    network = Network(graph, batch=np.int64(batch))
+    assert (type(network.batch), len(network.streams)) == (int, batch)
+    knobs = {"window": 8, "streams": 2, "threads": 1, "windows": 1, "trace": tmp_path / "trace.json"}
+    assert network.run("sw", **knobs).intervals
+    for name, wrong, message in [
+        ("scheduler", "fast", "scheduler: expected one of serial, sw, hw, graph, got 'fast'"),
+        ("window", 0, "window must be from 1 to 64, got 0"),
+        ("streams", 17, "streams must be from 1 to 16, got 17"),
+        ("threads", -1, "threads must not be negative, got -1"),
+        ("windows", -1, "windows must not be negative, got -1"),
+        ("trace", tmp_path / "no" / "trace.json", "trace: cannot write .*there is no folder"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            network.run(**{name: wrong})
+    with pytest.raises(TypeError, match=r"Network.run\(\) got an unexpected keyword argument 'windw'"):
+        network.run("sw", windw=3)
+
+
+def test_what_is_not_of_the_network_is_refused(graph):
+    network, other = Network(graph, batch=2), branching()
+    for ask in (network.ran, lambda image: network.flag(Flag(flags(graph), 0), image)):
+        for image in (2, -1, "x"):
+            with pytest.raises(ValueError, match=f"image: expected a whole number from 0 to 1, got {image!r}"):
+                ask(image)
+    with pytest.raises(TypeError, match="flag: expected a flag, as Graph.gate returns them, got int"):
+        network.flag(3)
+    for foreign in (Flag(flags(other), 0), Flag(flags(graph), 99), Flag(graph.input, 0)):
+        with pytest.raises(
+            ValueError, match=f"flag: {foreign.tensor.name}, {foreign.index}: expected one of branching"
+        ):
+            network.flag(foreign)
+    for layer, name in ((other.layers[0], "conv_0"), ("conv_0", "'conv_0'")):
+        with pytest.raises(ValueError, match=f"layer: expected one of the layers of branching, .*, got {name}$"):
+            network.tasks_of(layer)
+
+
+def test_graphs_and_networks_are_shown_in_a_line(graph):
+    layers, parameters = len(graph.layers), graph.parameter_count
+    shown = f"Graph('branching', input_shape=(12, 12, 3), layers={layers}, parameters={parameters})"
+    assert repr(graph) == shown
+    assert repr(Network(graph, batch=2)) == f"Network({shown}, batch=2, device='cpu')"
 
 
 def test_weights_may_lie_anywhere(graph):
@@ -210,7 +265,10 @@ def test_blocks_under_flags_do_not_nest():
     ("build", "message"),
     [
         (lambda g: g.conv(g.input, 4, activation="gelu"), "activation: expected one of relu"),
-        (lambda g: g.conv(g.input, 4, 13, padding="VALID"), "nothing is left"),
+        (
+            lambda g: g.conv(g.input, 4, 13, padding="VALID"),
+            r"nothing is left of \[\(12, 12, 3\)\]: it makes \(0, 0, 4\)",
+        ),
         (lambda g: g.conv(g.input, 4, padding="FULL"), "padding: expected SAME, VALID"),
         (lambda g: g.dense(g.input, 4), "input: expected a vector"),
         (lambda g: g.global_pool(g.global_pool(g.input)), "expected an image"),
@@ -229,6 +287,12 @@ def test_blocks_under_flags_do_not_nest():
 def test_layers_that_do_not_fit_are_refused(build, message):
     with pytest.raises(ValueError, match=message):
         build(Graph("toy", SHAPE))
+
+
+def test_outputs_have_names():
+    g = Graph("toy", SHAPE)
+    with pytest.raises(TypeError, match=r"toy: output: expected tensors by name, such as output\(scores=x\)"):
+        g.output(g.input)
 
 
 @pytest.mark.slow

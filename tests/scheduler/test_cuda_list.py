@@ -176,7 +176,7 @@ def test_a_task_that_came_long_before_is_waited_for(between):
     tasks = [Task("task", range(1), Footprint((), (first,))), *chain(between)]
     tasks.append(Task("task", range(1), Footprint((), (last, newest))))
     tasks.append(Task("task", range(1), Footprint((first,), (newest,))))  # goes where the one before it is
-    driver = launch(tasks, window=16, streams=2)
+    driver = launch(tasks, window=64, streams=2)
     check_order(driver, tasks)
     assert len({row[2] for row in driver.rows if row[0] == LAUNCHED}) == 2  # streams
 

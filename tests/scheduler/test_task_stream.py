@@ -144,6 +144,13 @@ def test_nothing_to_do():
     assert stream.tasks[0].footprint.writes == ()
 
 
+def test_a_stream_is_shown_in_a_line():
+    stream = bc.TaskStream()
+    assert repr(stream) == "TaskStream(tasks=0, device=None)"
+    stream.add(axpy, units=2, a=1.0, x=np.ones(2), y=np.ones(2))
+    assert repr(stream) == "TaskStream(tasks=1, device='cpu')"
+
+
 def test_a_kernel_is_still_a_function():
     y = np.zeros(2)
     axpy(1, 2.0, np.ones(2), y)

@@ -319,6 +319,15 @@ def test_make_vec_makes_it(identifier):
         theirs.close()
 
 
+@pytest.mark.parametrize("identifier", ids.IDS)
+def test_make_says_that_make_vec_makes_it(identifier):
+    said = re.escape(f'call gymnasium.make_vec("{identifier}", num_envs=64), without vectorization_mode')
+    with pytest.raises(gymnasium.error.Error, match=said):
+        gymnasium.make(identifier, backend="cpu")
+    with pytest.raises(gymnasium.error.Error, match=said):
+        gymnasium.make_vec(identifier, num_envs=2, vectorization_mode="sync")
+
+
 def test_make_vec_passes_arguments():
     own = gymnasium.make_vec(
         "brax_concurrent/HalfCheetah-v5", num_envs=2, backend="cpu", max_episode_steps=LIMIT, xml_file=pendulum.PENDULUM

@@ -93,7 +93,9 @@ def test_ctrl_c_saves_and_a_resumed_run_ends_with_the_same_bits(folder, tmp_path
     assert read_run(out)["config"] == runs.TINY
     assert cli.main([*command, "--resume"]) == 0
     output = capsys.readouterr().out
-    assert output.startswith(f"halfcheetah after {iteration * 256:,} steps: 32 environments")
+    first, second, *_ = output.splitlines()
+    assert first.startswith(f"halfcheetah: going on with {out}; ")
+    assert second.startswith(f"halfcheetah after {iteration * 256:,} steps: 32 environments")
     assert "3,072 of 3,072 steps" in output
     assert "collection took" in output
     check_same(out, folder)

@@ -45,9 +45,11 @@ def test_tune_measures_every_candidate(monkeypatch):
     assert set(itertools.product(schedulers_on("cpu"), GRANULARITIES)) <= set(tried)
     rates = [one.throughput.median for one in found.candidates]
     assert rates == sorted(rates, reverse=True)
-    assert found.settings == found.candidates[0].settings
+    assert found.settings == found.alike[0].settings
+    assert found.candidates[0] in found.alike
     assert (found.num_envs, found.backend) == (64, "cpu")
-    assert kept == [(one.settings, one.throughput.median) for one in found.candidates]
+    measured = [(one.settings, one.throughput.samples) for one in found.candidates]
+    assert sorted(kept, key=repr) == sorted(measured, key=repr)
     assert all(len(one.throughput.samples) == 2 for one in found.candidates)
 
 
@@ -91,7 +93,7 @@ def test_a_scheduler_that_is_given_takes_its_own_best(monkeypatch, cache):
     monkeypatch.setattr(tuned, "SCHEDULERS", ("serial", "quick"))
     where = bc.make("grasp", 64)._situation
     quick = {"scheduler": "quick", "granularity": "step", "window": 8}
-    tuned.remember(where, [({"scheduler": "serial", "granularity": "substep"}, 1.0), (quick, 2.0)])
+    tuned.remember(where, [({"scheduler": "serial", "granularity": "substep"}, [1.0]), (quick, [2.0])])
     auto = {"scheduler": "auto", "granularity": "auto", "window": None}
     assert tuned.recall(auto, where) == quick
     assert tuned.recall({**auto, "window": 16}, where) == {
@@ -142,9 +144,32 @@ def test_settings_of_one_scheduler_are_varied_with_it(monkeypatch):
         {"scheduler": "quick", **step, "window": 8},
         {"scheduler": "quick", **step, "window": 32},
     ]
+    of_serial = {"scheduler": "serial", "granularity": "auto"}
+    for backend, first in (("cpu", "stage"), ("cuda", "step")):  # what make takes by itself
+        assert next(tuning.candidate_settings(backend, of_serial))["granularity"] == first
     assert list(tuning.candidate_settings("cpu", {"scheduler": "quick", **step, "window": 5})) == [
         {"scheduler": "quick", **step, "window": 5}
     ]
+
+
+@pytest.mark.parametrize(
+    ("serial", "quick", "same"),
+    [
+        ((9.0, 9.0, 9.0, 9.0, 9.0), (10.0, 10.0, 10.0, 10.0, 10.0), False),
+        ((9.0, 9.0, 9.0, 9.0, 9.0), (10.0, 10.0, 10.0, 10.0, 1.0), False),  # a hiccup
+        ((9.0, 9.0, 9.0, 9.0, 11.0), (10.0, 10.0, 10.0, 8.0, 10.0), True),
+        ((9.0, 9.0, 5.0, 5.0, 5.0), (10.0, 10.0, 6.0, 6.0, 6.0), False),  # the machine slowed down
+        ((9.0,), (10.0,), False),
+        ((9.0,), (9.0,), True),
+    ],
+)
+def test_of_those_within_the_spread_the_simplest_is_taken(cache, serial, quick, same):
+    assert tuned.alike([serial, quick]) == ([0, 1] if same else [1])
+    where = bc.make("grasp", 64)._situation
+    settings = {"scheduler": "serial", "granularity": "stage"}, {"scheduler": "sw", "granularity": "step"}
+    tuned.remember(where, list(zip(settings, (serial, quick), strict=True)))
+    assert bc.make("grasp", 64).scheduler == ("serial" if same else "sw")
+    assert bc.make("grasp", 64, scheduler="sw").granularity == "step"
 
 
 def test_wrong_arguments_are_make_s():
