@@ -183,8 +183,8 @@ def _places(height: int, width: int) -> Iterable[str]:
             yield f"in_{axis}{k} = at >= 0 and at < x.shape[{size}]"
             yield f"{axis}{k} = np.uint64(min(max(at, 0), x.shape[{size}] - 1))"
     each = [(i, j) for i in range(height) for j in range(width)]
-    for first in range(0, len(each), _AHEAD):
-        some = each[first : first + _AHEAD]
+    for begin in range(0, len(each), _AHEAD):
+        some = each[begin : begin + _AHEAD]
         yield from (f"x{i}_{j} = x[i{i}, j{j}, c]" for i, j in some)
         yield from (f"w{i}_{j} = w[{i}, {j}, c]" for i, j in some)
         yield _FENCE

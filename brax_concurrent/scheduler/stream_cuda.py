@@ -110,9 +110,8 @@ class CudaTasks:
         if scheduler == "sw":
             if self._flags is None:
                 self._flags, self._near = self._find_flags(), cuda_list.near_masks(self._footprints())
-            known = {"near": self._near, "flags": self._flags[0]}
-            launch = functools.partial(cuda_list.launch_list, self._table, self._footprints(), **known)
-            return functools.partial(launch, window=window, streams=streams)
+            launch = functools.partial(cuda_list.launch_list, self._table, self._footprints(), near=self._near)
+            return functools.partial(launch, flags=self._flags[0], window=window, streams=streams)
         if self._graph is None:
             self._graph = cuda_list.ListGraph(self._table, self._footprints())
         launch_graph: Callable[[], None] = self._graph.launch
