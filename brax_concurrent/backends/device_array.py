@@ -107,7 +107,7 @@ class DeviceArray:
         """Makes the memory's GPU current in a `with` block."""
         from brax_concurrent.backends import task_cuda  # needs numba-cuda
 
-        return task_cuda.device_of((self.address,))
+        return cuda_driver.primary_context(task_cuda.device_of((self.address,)))
 
     def _check_whole(self) -> None:
         if self.strides != _strides(self.shape, self.dtype):

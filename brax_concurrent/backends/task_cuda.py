@@ -16,7 +16,7 @@ import dataclasses
 import functools
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from ctypes import byref, c_int, c_size_t, c_uint64, c_void_p
 from dataclasses import dataclass
 from typing import Any
@@ -253,7 +253,7 @@ def build_table(
       ValueError: a task has more units than a launch has threads.
       CudaError: there is no memory for the failure cell.
     """
-    cell = failure or DeviceBlock(WORD * FAILURE_WORDS)
+    cell = failure or failure_cell()
     for kernel, count in zip(kernels, units, strict=True):
         if count > BLOCK * MAX_GRID:
             raise ValueError(f"kernel {kernel.name}: units must be at most {BLOCK * MAX_GRID} on a GPU, got {count}")
@@ -334,13 +334,28 @@ def launch_table(table: LaunchTable, stream: int = 0, functions: Functions | Non
         raise cuda_driver.CudaError(f"launch of task {task}, kernel {table.names[task]}: {said} (error {error})")
 
 
+def failure_cell() -> DeviceBlock:
+    """A new failure cell on the current GPU, in which nothing has failed.
+
+    Raises:
+      CudaError: there is no memory.
+    """
+    cell = DeviceBlock(WORD * FAILURE_WORDS)
+    _clear_failure(cell.address)
+    return cell
+
+
+def _clear_failure(cell: int) -> None:
+    cuda_driver.call("cuMemsetD8_v2", c_uint64(cell), ctypes.c_ubyte(0), c_size_t(WORD * FAILURE_WORDS))
+
+
 def run_table(failure: int, launch: Callable[[], None]) -> tuple[int, int, int] | None:
     """Have all tasks launched, and wait for them.
 
     It waits first for all that the GPU was given before: the arrays may come from other streams.
 
     Args:
-      failure: address of their failure cell.
+      failure: address of their failure cell, in which nothing has failed. So it is afterwards.
       launch: launches them, so that the default stream ends with them.
 
     Returns:
@@ -350,12 +365,16 @@ def run_table(failure: int, launch: Callable[[], None]) -> tuple[int, int, int] 
       CudaError: a launch or a kernel failed.
     """
     cuda_driver.call("cuCtxSynchronize", doing="waiting for the GPU before the tasks")
-    cell = c_uint64(failure)
-    cuda_driver.call("cuMemsetD8_v2", cell, ctypes.c_ubyte(0), c_size_t(WORD * FAILURE_WORDS))
-    launch()
-    cuda_driver.call("cuCtxSynchronize", doing="running the tasks")
-    found = np.zeros(FAILURE_WORDS, np.int64)
-    cuda_driver.call("cuMemcpyDtoH_v2", c_void_p(found.ctypes.data), cell, c_size_t(found.nbytes))
+    found = np.full(FAILURE_WORDS, -1, np.int64)
+    source, target = c_uint64(failure), c_void_p(found.ctypes.data)
+    try:
+        launch()
+        # A copy waits for the default stream: a call less than to wait and to copy.
+        cuda_driver.call("cuMemcpyDtoH_v2", target, source, c_size_t(found.nbytes), doing="running the tasks")
+    finally:
+        if found[0] != 0:
+            with contextlib.suppress(cuda_driver.CudaError):
+                _clear_failure(failure)
     code, task, unit = found.tolist()
     return None if code == 0 else (code, task, unit)
 
@@ -389,9 +408,8 @@ class DeviceBlock:
             cuda_driver.call("cuCtxPopCurrent_v2", byref(c_void_p()))
 
 
-@contextlib.contextmanager
-def device_of(addresses: Iterable[int]) -> Iterator[tuple[int, int]]:
-    """Make the GPU that memory is on current inside the block; gives its compute capability.
+def device_of(addresses: Iterable[int]) -> int:
+    """The number of the GPU that memory is on; without any the first.
 
     Raises:
       ValueError: the memory is on several GPUs.
@@ -405,9 +423,7 @@ def device_of(addresses: Iterable[int]) -> Iterator[tuple[int, int]]:
         devices.add(device.value)
     if len(devices) > 1:
         raise ValueError(f"expected all arrays of a stream on one GPU, got some on each of {sorted(devices)}")
-    device_index = devices.pop() if devices else 0
-    with cuda_driver.primary_context(device_index):
-        yield cuda_driver.compute_capability(device_index)
+    return devices.pop() if devices else 0
 
 
 def one_allocation(first: int, last: int) -> bool:

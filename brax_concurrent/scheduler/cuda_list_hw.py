@@ -18,9 +18,33 @@ import numpy as np
 from brax_concurrent.backends import cuda_driver, list_layout, task_cuda, task_link
 from brax_concurrent.backends.cuda_dispatch import E_CODE, E_OP, E_SLOT, ERROR_WORDS, NEVER_ENDED
 from brax_concurrent.backends.cuda_driver import CudaError
-from brax_concurrent.backends.list_layout import BLOCK, PARAMETERS, Q_BEGIN, Q_END, Q_PLACE, Q_WORD, SLOTS, TRACE_BYTES
+from brax_concurrent.backends.list_layout import (
+    BLOCK,
+    P_COUNT,
+    P_ENTRIES,
+    P_ERRORS,
+    P_FAILURE,
+    P_ROOM,
+    P_ROWS,
+    P_SKIPPED,
+    P_SLOTS,
+    P_STREAMS,
+    P_STRIDE,
+    P_TIMEOUT,
+    P_TRACE,
+    P_WINDOWS,
+    P_WORK,
+    P_WORKERS,
+    PARAMETERS,
+    Q_BEGIN,
+    Q_END,
+    Q_PLACE,
+    Q_WORD,
+    SLOTS,
+    TRACE_BYTES,
+)
 from brax_concurrent.backends.native import WORD, source_hash
-from brax_concurrent.backends.task_cuda import FAILURE_WORDS, DeviceBlock
+from brax_concurrent.backends.task_cuda import DeviceBlock
 from brax_concurrent.scheduler import list_dispatcher, list_report, list_worker
 from brax_concurrent.scheduler.engine import timeout_ns
 from brax_concurrent.scheduler.list_tables import Shape, Tables, shape_of
@@ -66,10 +90,13 @@ def _error_cell() -> Iterator[np.ndarray]:
 
 @dataclass(frozen=True, eq=False)
 class _Room:
-    """Memory of one run."""
+    """What runs with so many windows at most need: the shape, work memory, the launch's parameters and their places."""
 
+    windows: int
     shape: Shape
     work: DeviceBlock
+    words: np.ndarray
+    pointers: ctypes.Array[c_void_p]
 
 
 class HwList:
@@ -87,7 +114,7 @@ class HwList:
     def __init__(self, kernel: cuda_driver.Kernel, tables: Tables, names: Sequence[str]):
         self._kernel, self._tables, self._names = kernel, tables, tuple(names)
         self._uploaded = [_upload(each) for each in (tables.rows, tables.entries, tables.streams)]
-        self._failure = DeviceBlock(WORD * FAILURE_WORDS)
+        self._failure = task_cuda.failure_cell()
         self._room: _Room | None = None
 
     @property
@@ -128,43 +155,36 @@ class HwList:
         return failure, self._rows(trace, shape)
 
     def _room_for(self, windows: int) -> _Room:
-        """The memory for so many windows, that of the last run if it fits."""
-        device = cuda_driver.current_device()
-        multiprocessors = cuda_driver.multiprocessors(device)
-        resident = cuda_driver.resident_blocks(self._kernel, BLOCK) * multiprocessors
-        shape = shape_of(self._tables, windows or multiprocessors, resident)
-        if self._room is None or self._room.shape != shape:
+        """The room for so many windows, that of the last run if it is the same."""
+        if self._room is None or self._room.windows != windows:
             self._room = None  # frees it
-            self._room = _Room(shape, DeviceBlock(shape.work_bytes))
+            self._room = self._new_room(windows)
         return self._room
 
+    def _new_room(self, windows: int) -> _Room:
+        multiprocessors = cuda_driver.multiprocessors(cuda_driver.current_device())
+        resident = cuda_driver.resident_blocks(self._kernel, BLOCK) * multiprocessors
+        shape = shape_of(self._tables, windows or multiprocessors, resident)
+        work, words = DeviceBlock(shape.work_bytes), np.zeros(PARAMETERS, np.int64)
+        words[[P_ROWS, P_ENTRIES, P_STREAMS]] = [each.address for each in self._uploaded]
+        words[P_WORK], words[P_FAILURE] = work.address, self.failure
+        words[[P_WINDOWS, P_COUNT, P_STRIDE]] = shape.windows, len(self._tables.streams), shape.stride
+        words[[P_ROOM, P_WORKERS]] = shape.room, shape.workers
+        pointers = (c_void_p * PARAMETERS)(*(words.ctypes.data + WORD * i for i in range(PARAMETERS)))
+        return _Room(windows, shape, work, words, pointers)
+
     def _launch(self, room: _Room, window: int, errors: np.ndarray, timeout: int, trace: DeviceBlock | None) -> None:
-        shape, skipped = room.shape, 0
+        shape, words = room.shape, room.words
         _clear(room.work, shape.work_bytes)
+        words[P_ERRORS], words[P_TIMEOUT], words[P_SLOTS] = errors.ctypes.data, timeout, window
+        words[P_TRACE], words[P_SKIPPED] = 0, 0
         if trace is not None:
             rows = shape.windows * shape.log_words * TRACE_BYTES
-            skipped = trace.address + rows
+            words[P_TRACE], words[P_SKIPPED] = trace.address, trace.address + rows
             _clear(trace, rows + WORD * len(self._tables.tasks))
-        values = (
-            *(each.address for each in self._uploaded),
-            room.work.address,
-            self.failure,
-            errors.ctypes.data,
-            trace.address if trace else 0,
-            skipped,
-            timeout,
-            shape.windows,
-            window,
-            len(self._tables.streams),
-            shape.stride,
-            shape.room,
-            shape.workers,
-        )
-        words = (ctypes.c_int64 * PARAMETERS)(*values)
-        pointers = (c_void_p * PARAMETERS)(*(ctypes.addressof(words) + WORD * i for i in range(PARAMETERS)))
         sizes = (shape.blocks, 1, 1, BLOCK, 1, 1, 0)
         what = f"launching the dispatcher for {len(self._tables.tasks)} tasks"
-        cuda_driver.call("cuLaunchKernel", c_void_p(self._kernel.handle), *sizes, None, pointers, None, doing=what)
+        cuda_driver.call("cuLaunchKernel", c_void_p(self._kernel.handle), *sizes, None, room.pointers, None, doing=what)
 
     def _explain(self, errors: np.ndarray, timeout: int) -> str:
         task = int(self._tables.tasks[errors[E_OP]])

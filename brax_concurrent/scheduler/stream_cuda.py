@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import functools
-import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from brax_concurrent.backends import task_cuda, task_link
+from brax_concurrent.backends import cuda_driver, task_cuda, task_link
 from brax_concurrent.backends.arguments import Argument, ArgumentType, ArrayArgument
 from brax_concurrent.scheduler import cuda_flags, cuda_list, cuda_list_hw, list_tables
 from brax_concurrent.scheduler.kernel import Kernel
@@ -33,6 +32,7 @@ class CudaTasks:
 
     def __init__(self, calls: Sequence[Call], lengths: Sequence[int], codes: Codes, footprints: Callable[[], Encoded]):
         self._calls, self._lengths, self._codes, self._footprints = tuple(calls), tuple(lengths), codes, footprints
+        self._device: int | None = None
         self._table: Any = None
         self._graph: Any = None
         self._flags: tuple[cuda_flags.Flags | None] | None = None
@@ -47,19 +47,25 @@ class CudaTasks:
         Raises:
           ValueError, KernelError, CudaError: see `TaskStream.run`.
         """
-        arrays = (each for call in self._calls for each in (*call.arguments.values(), call.predicate))
-        addresses = (each.address for each in arrays if isinstance(each, ArrayArgument) and each.size > 0)
-        known = self._table is not None or self._hw is not None  # then all arrays are on the GPU of the first
-        with task_cuda.device_of(itertools.islice(addresses, 1) if known else addresses) as capability:
+        if self._device is None:  # all arrays that a later run has are on the GPU of the first
+            self._device = task_cuda.device_of(self._addresses())
+        with cuda_driver.primary_context(self._device):
             if scheduler == "hw":
                 if self._hw is None:
-                    self._hw = self._build_hw(capability)
+                    self._hw = self._build_hw(cuda_driver.compute_capability(self._device))
                 found: tuple[tuple[int, int, int] | None, np.ndarray] = self._hw.run(window, windows, records)
                 return found
             if self._table is None:
-                self._table = self._build_table(capability)
+                self._table = self._build_table(cuda_driver.compute_capability(self._device))
             launch = self._launch_of(scheduler, window, streams)
             return task_cuda.run_table(self._table.failure, launch), np.zeros((0, 4), np.int64)
+
+    def _addresses(self) -> Iterator[int]:
+        """Of all arrays that have elements."""
+        for call in self._calls:
+            for each in (*call.arguments.values(), call.predicate):
+                if isinstance(each, ArrayArgument) and each.size > 0:
+                    yield each.address
 
     def _build_table(self, capability: tuple[int, int]) -> Any:
         """The tasks' table of launches, for the current GPU."""

@@ -16,7 +16,7 @@ from fake_gpu import NODE, PARAMETERS, REPLAYED, fake_driver, fake_pool
 from task_kernels import EVERY_KIND, answers, axpy, copy, every_kind, fallible, fill, on_gpu, undeclared
 
 import brax_concurrent as bc
-from brax_concurrent.backends import cuda_pool
+from brax_concurrent.backends import cuda_driver, cuda_pool
 from brax_concurrent.backends.arguments import ArgumentType, KernelError
 from brax_concurrent.backends.cuda_calls import Functions
 from brax_concurrent.scheduler.arrays import as_argument
@@ -116,8 +116,10 @@ def gpu(monkeypatch):
         launches[:] = driver.launches
         return tuple(cell.tolist()) if cell[0] else None
 
-    monkeypatch.setattr(task_cuda, "device_of", lambda addresses: contextlib.nullcontext(CAPABILITY))
-    monkeypatch.setattr(task_cuda, "DeviceBlock", lambda size: Cell())
+    monkeypatch.setattr(task_cuda, "device_of", lambda addresses: 0)
+    monkeypatch.setattr(cuda_driver, "primary_context", lambda device=0: contextlib.nullcontext())
+    monkeypatch.setattr(cuda_driver, "compute_capability", lambda device=0: CAPABILITY)
+    monkeypatch.setattr(task_cuda, "failure_cell", Cell)
     monkeypatch.setattr(task_cuda, "one_allocation", lambda first, last: True)
     monkeypatch.setattr(task_cuda, "compile_task", compile_and_keep)
     monkeypatch.setattr(task_cuda, "load", load)

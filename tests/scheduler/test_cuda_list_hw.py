@@ -147,7 +147,10 @@ def gpu(monkeypatch):
     monkeypatch.setattr(cuda_list_hw, "DeviceBlock", fake.allocate)
     monkeypatch.setattr(cuda_list_hw, "load_program", load)
     monkeypatch.setattr(task_link, "compile_unit", compile_and_keep)
-    monkeypatch.setattr(task_cuda, "device_of", lambda addresses: contextlib.nullcontext((9, 0)))
+    monkeypatch.setattr(task_cuda, "DeviceBlock", fake.allocate)
+    monkeypatch.setattr(task_cuda, "device_of", lambda addresses: 0)
+    monkeypatch.setattr(cuda_driver, "primary_context", lambda device=0: contextlib.nullcontext())
+    monkeypatch.setattr(cuda_driver, "compute_capability", lambda device=0: (9, 0))
     return fake
 
 
