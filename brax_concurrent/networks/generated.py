@@ -26,6 +26,7 @@ ACTIVATE: dict[str | None, str] = {
 }
 
 
+FENCE = "cuda.threadfence_block()"
 MOST_UNITS = 1 << 31
 MOST_WRITTEN_OUT = 49  # places of a filter
 PIXEL = """
@@ -117,37 +118,43 @@ def {name}(unit, x, w, {"b, " if biased else ""}y, stride, top, left, dilation):
 
 
 @functools.cache
-def add(inputs: int, flagged: bool, scaled: bool, weighted: bool, activation: str | None) -> Kernel:
-    """A sum of tensors of one shape; a unit is one element.
+def add(inputs: int, flagged: bool, scaled: bool, weighted: bool, activation: str | None, fenced: bool) -> Kernel:
+    """A sum of tensors of one shape; a unit is one element. All is loaded before it is added: that is one latency.
 
     Args:
       inputs: how many.
-      flagged: each has a flag, and is not read where that is 0.
+      flagged: each has a flag, and is left out where that is 0, whatever it is.
       scaled: each is multiplied by an element of a vector.
       weighted: each is multiplied by an element of an array of weights.
       activation: what is applied to the sum.
+      fenced: on a GPU, whose compiler would load later: see generated_cuda.py.
     """
     name = named(f"{'merge' if flagged else 'add'}_{inputs}", activation)
     xs, flags = [f"x{i}" for i in range(inputs)], [f"flag{i}" for i in range(inputs)] if flagged else []
     others = [*flags, *(["scale"] if scaled else []), *(["weight"] if weighted else [])]
-    lines = []
+    loads, sums = [f"g{i} = {flag}[0]" for i, flag in enumerate(flags)], []
     for i, x in enumerate(xs):
         factors = [
             x + "[row, column, c]",
             *([f"scale[0, 0, {i}]"] if scaled else []),
             *([f"weight[{i}]"] if weighted else []),
         ]
-        line = f"v += {' * '.join(factors)}"
-        lines += [f"if flag{i}[0] != 0:", f"    {line}"] if flagged else [line]
+        loads.append(f"p{i} = {' * '.join(factors)}")
+        sums.append(f"v = v + p{i}{f' if g{i} != 0 else v' if flagged else ''}")
     source = f"""
 def {name}(unit, {", ".join([*xs, *others])}, y):
 {indent(PIXEL, 1)}
     v = zero
-{indent(lines, 1)}
+{indent([*loads, *([FENCE] if fenced else []), *sums], 1)}
 {indent(ACTIVATE[activation], 1)}
     y[row, column, c] = v
 """
-    return define(name, source, (*xs, *others))
+    scope: dict[str, Any] = {}
+    if fenced:
+        from numba import cuda  # needs numba-cuda
+
+        scope["cuda"] = cuda
+    return define(name, source, (*xs, *others), **scope)
 
 
 @functools.cache
@@ -156,6 +163,6 @@ def some(inputs: int, negated: bool = False) -> Kernel:
     flags, name = [f"flag{i}" for i in range(inputs)], f"{'none' if negated else 'any'}_{inputs}"
     source = f"""
 def {name}(unit, {", ".join(flags)}, y):
-    y[0] = {int(not negated)} if {" or ".join(f"{flag}[0] != 0" for flag in flags)} else {int(negated)}
+    y[0] = {int(not negated)} if {" | ".join(f"{flag}[0]" for flag in flags)} != 0 else {int(negated)}
 """
     return define(name, source, flags)

@@ -18,11 +18,10 @@ from dataclasses import dataclass
 
 from numba import cuda
 
-from brax_concurrent.networks.generated import ACTIVATE, PIXEL, define, indent, named
+from brax_concurrent.networks.generated import ACTIVATE, FENCE, PIXEL, define, indent, named
 from brax_concurrent.scheduler.kernel import Kernel
 
 WARP = 32
-_FENCE = "cuda.threadfence_block()"
 
 
 @dataclass(frozen=True)
@@ -142,7 +141,7 @@ def _turns(block: Block, masked: bool) -> Iterable[str]:
         yield from (f"v{p}_{n} = x{p}[n{n}]" for p in each_p)
         yield from (f"f{q}_{n} = f[n{n}, c{q}]" for q in each_q)
     if block.pixels * block.channels >= 4:
-        yield _FENCE
+        yield FENCE
     for n in range(block.ahead):
         for q in each_q:
             for p in each_p:
@@ -187,5 +186,5 @@ def _places(height: int, width: int) -> Iterable[str]:
         some = each[begin : begin + _AHEAD]
         yield from (f"x{i}_{j} = x[i{i}, j{j}, c]" for i, j in some)
         yield from (f"w{i}_{j} = w[{i}, {j}, c]" for i, j in some)
-        yield _FENCE
+        yield FENCE
         yield from (f"v = v + x{i}_{j} * w{i}_{j} if in_i{i} and in_j{j} else v" for i, j in some)

@@ -134,7 +134,8 @@ def _sum(r: _Recorder) -> None:
     for weights in r.weights():
         arguments["weight"] = weights
     forms = bool(a["flags"]), a["scales"] is not None, bool(r.layer.parameters)
-    r.add(generated.add(count, *forms, r.activation()), r.layer.output.size, y=r.output(), **arguments)
+    kernel = generated.add(count, *forms, r.activation(), fenced=r.memory.device != "cpu")
+    r.add(kernel, r.layer.output.size, y=r.output(), **arguments)
 
 
 def _multiply(r: _Recorder) -> None:

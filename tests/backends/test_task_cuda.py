@@ -16,7 +16,7 @@ from fake_gpu import NODE, PARAMETERS, REPLAYED, fake_driver, fake_pool
 from task_kernels import EVERY_KIND, answers, axpy, copy, every_kind, fallible, fill, on_gpu, undeclared
 
 import brax_concurrent as bc
-from brax_concurrent.backends import cuda_driver, cuda_pool
+from brax_concurrent.backends import cuda_pool
 from brax_concurrent.backends.arguments import ArgumentType, KernelError
 from brax_concurrent.backends.cuda_calls import Functions
 from brax_concurrent.scheduler.arrays import as_argument
