@@ -7,8 +7,9 @@
 Every network sees the same random images, each its own path where the network is dynamic. For each input all schedulers
 run turn and turn about, and so do JAX's versions: masked, and for one image with `lax.cond`. A time is that of a call
 until its results are there, on the device; copies from and to the host are left out. The results of every input are
-compared: among schedulers bit for bit, with JAX (in full float32 precision) to 1e-4 of the largest value. JAX is timed
-as a user would run it: with its default precision, which on a GPU rounds to fewer bits; the faster version counts.
+compared: among schedulers bit for bit, with JAX (in full float32 precision, on the CPU) to 1e-4 of the largest value.
+JAX is timed as a user would run it: with its default precision, which on a GPU rounds to fewer bits; the faster version
+counts. `--no-jax` times none, and compares all the same.
 
 The value is the median over inputs. Ratios are to `serial`, which launches the same kernels one after the other from
 compiled code. Records go to networks.jsonl.
@@ -42,21 +43,20 @@ JAX = "jax"  # what records call the faster of its versions
 
 
 def jax_versions(graph: Graph, weights: Any, batch: int, device: Any) -> dict[str, Callable[[Any], Any]]:
-    """Jitted functions of images by name; they return when the results are there."""
+    """Jitted functions of images by name, to be timed; they return when the results are there."""
     dynamic = any(layer.when is not None for layer in graph.layers)
-    there = jax.device_put(weights, device)
+    names = ["mask", "cond"] if dynamic and batch == 1 else ["mask"]
+    return {name: jitted(graph, weights, batch, device, name, "default") for name in names}
 
-    def version(branches: str, precision: str) -> Callable[[Any], Any]:
-        infer = jax.jit(jax.vmap(as_jax(graph, branches=branches, precision=precision), in_axes=(None, 0)))
-        if batch == 1:
-            single = jax.jit(as_jax(graph, branches=branches, precision=precision))
-            return lambda images: jax.block_until_ready(single(there, images[0]))
-        return lambda images: jax.block_until_ready(infer(there, images))
 
-    found = {"exact": version("mask", "highest"), "mask": version("mask", "default")}
-    if dynamic and batch == 1:
-        found["cond"] = version("cond", "default")
-    return found
+def jitted(graph: Graph, weights: Any, batch: int, device: Any, branches: str, precision: str) -> Callable[[Any], Any]:
+    """The network in JAX as a function of images; it returns when the results are there."""
+    infer, there = as_jax(graph, branches=branches, precision=precision), jax.device_put(weights, device)
+    if batch == 1:
+        single = jax.jit(infer)
+        return lambda images: jax.block_until_ready(single(there, images[0]))
+    several = jax.jit(jax.vmap(infer, in_axes=(None, 0)))
+    return lambda images: jax.block_until_ready(several(there, images))
 
 
 def seconds(call: Callable[[], Any], repeats: int) -> float:
@@ -90,17 +90,19 @@ def measure(name: str, graph: Graph, batch: int, options: argparse.Namespace) ->
     """Measure one network, print and record it."""
     weights = seeded_weights(graph, options.seed)
     network = Network(graph, weights, batch=batch, device=options.backend)
-    device = jax.local_devices(backend="cpu" if network.device == "cpu" else "gpu")[0]
-    versions = jax_versions(graph, weights, batch, device)
+    cpu = jax.local_devices(backend="cpu")[0]
+    device = cpu if network.device == "cpu" or options.no_jax else jax.local_devices(backend="gpu")[0]
+    exact = jitted(graph, weights, batch, cpu, "mask", "highest")
+    versions = {} if options.no_jax else jax_versions(graph, weights, batch, device)
     schedulers = options.schedulers or schedulers_on(network.device)
     images = random_images(graph.input.shape, options.inputs * batch, options.seed)
     images = images.reshape((options.inputs, batch, *graph.input.shape))
-    times: dict[str, list[float]] = {each: [] for each in (*schedulers, *list(versions)[1:])}
+    times: dict[str, list[float]] = {each: [] for each in (*schedulers, *versions)}
     paths, worst = set(), 0.0
     for turn, group in enumerate(images):
         network.load(group)
         there = jax.device_put(group, device)
-        expected = versions["exact"](there)
+        expected = exact(jax.device_put(group, cpu))
         bits: dict[str, np.ndarray] = {}
         for scheduler in [*schedulers[turn % len(schedulers) :], *schedulers[: turn % len(schedulers)]]:
             network.run(scheduler)  # compiles the first time, and fills caches
@@ -109,7 +111,7 @@ def measure(name: str, graph: Graph, batch: int, options: argparse.Namespace) ->
             if bits and any((found[output] != bits[output]).any() for output in found):
                 raise RuntimeError(f"{name}: {scheduler} computes other bits than the scheduler before")
             bits = found
-        for version in list(versions)[1:]:
+        for version in versions:
             versions[version](there)
             times[version].append(seconds(functools.partial(versions[version], there), options.repeats))
         worst = max(worst, check(name, bits, expected, batch))
@@ -136,11 +138,13 @@ def record(
 ) -> None:
     """Print and record the figures of one network."""
     batch = network.batch
-    rival = min((each for each in ("mask", "cond") if each in times), key=lambda each: statistics.median(times[each]))
-    rows = {each: times[each] for each in times if each not in ("mask", "cond")} | {JAX: times[rival]}
+    rows = {each: times[each] for each in times if each not in ("mask", "cond")}
+    rival = min(times.keys() - rows.keys(), key=lambda each: statistics.median(times[each]), default=None)
+    if rival is not None:
+        rows[JAX] = times[rival]
     rates = {each: [batch / second for second in samples] for each, samples in rows.items()}
     base = statistics.median(rates["serial"]) if "serial" in rates else None
-    detail = {"small": options.small, "seed": options.seed, "jax": rival, **detail}
+    detail = {"small": options.small, "seed": options.seed, **({"jax": rival} if rival else {}), **detail}
     for each, samples in rates.items():
         found = _records.summary(samples)
         ratio = found["value"] / base if base is not None and each != "serial" else None
@@ -177,6 +181,7 @@ def main() -> None:
     parser.add_argument("--small", action="store_true", help="small versions of the networks")
     parser.add_argument("--inputs", type=int, default=20, help="batches of images (default 20)")
     parser.add_argument("--repeats", type=int, default=3, help="timings of an input, of which the median counts")
+    parser.add_argument("--no-jax", action="store_true", help="do not time JAX, whose compiler takes a minute or two")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     for name in options.networks:
