@@ -47,8 +47,8 @@ class Block:
         return units if self.lanes == 1 else -(-units // WARP) * WARP
 
 
-# The largest first, and how many units there should be at least: the more, the more of the GPU's threads have something
-# to do. More than the GPU has threads for only cost, where lanes share a block.
+# The largest first, and how many units there should be at least, of all images at once: the more, the more of the GPU's
+# threads have something to do. Beyond what the GPU has threads for, lanes only cost.
 BLOCKS = (Block(4, 4, ahead=2), Block(2, 4, ahead=4), Block(1, 4, ahead=4), Block(1, 2), Block(1, 1))
 SHARED_BLOCKS = tuple(Block(lanes=lanes) for lanes in (32, 8, 4, 2))
 _FEW_UNITS, _MANY_UNITS = 32768, 65536
@@ -56,14 +56,15 @@ _FEWEST_OF_LANE = 8  # input channels
 _FEW_OUTPUTS = 256  # with many lanes a warp has few output channels, of whose weights it loads more than it needs
 
 
-def block_for(result: tuple[int, int, int], channels: int) -> Block:
-    """What a unit computes of a result of that shape, from so many input channels."""
+def block_for(result: tuple[int, int, int], channels: int, batch: int) -> Block:
+    """What a unit computes of a result of that shape, from so many input channels, if there are so many images."""
     for block in BLOCKS[:-1]:
-        if block.units(*result) >= _FEW_UNITS:
+        if batch * block.units(*result) >= _FEW_UNITS:
             return block
     for block in SHARED_BLOCKS:
         coalesced = block.lanes <= WARP // 4 or math.prod(result) <= _FEW_OUTPUTS
-        if coalesced and block.lanes * _FEWEST_OF_LANE <= channels and block.units(*result) <= _MANY_UNITS:
+        enough = block.lanes * _FEWEST_OF_LANE <= channels
+        if coalesced and enough and batch * block.units(*result) <= _MANY_UNITS:
             return block
     return BLOCKS[-1]
 

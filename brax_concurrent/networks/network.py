@@ -201,6 +201,7 @@ class Network:
             functools.partial(self._flag_array, image),
             self._weights,
             self.device,
+            self.batch,
         )
 
     def _array(self, image: int, tensor: Tensor) -> Any:

@@ -27,6 +27,7 @@ class Memory:
       flag: the one int32 of a flag, or all flags of a tensor.
       weights: by name.
       device: where they are.
+      batch: images that are inferred at once.
     """
 
     array: Callable[[Tensor], Any]
@@ -34,6 +35,7 @@ class Memory:
     flags: Callable[[Tensor], Any]
     weights: Mapping[str, Any]
     device: str
+    batch: int
 
 
 def add_layer(stream: TaskStream, layer: Layer, memory: Memory) -> None:
@@ -100,7 +102,7 @@ def _add_conv(r: _Recorder, x: Any, filters: Any, bias: list[Any], y: Any, **num
     else:
         from brax_concurrent.networks import generated_cuda  # needs numba-cuda
 
-        block = generated_cuda.block_for(y.shape, filters.shape[2])
+        block = generated_cuda.block_for(y.shape, filters.shape[2], r.memory.batch)
         kernel, units = generated_cuda.conv(block, bool(bias), r.activation()), block.units(height, width, count)
     biased = {"b": bias[0]} if bias else {}
     r.add(kernel, units, x=x, w=filters, y=y, **biased, **numbers)

@@ -29,12 +29,17 @@ def test_schedulers_agree_and_results_are_jaxs(name):
                 assert np.abs(found[output] - array).max() <= 1e-4 * np.abs(array).max(), output
 
 
-def test_a_batch_gets_the_bits_of_its_images_one_by_one():
+def test_a_batch_has_the_results_of_its_images_one_by_one():
+    """To rounding: how convolutions are cut, and so the order of their sums, depends on the number of images."""
     g = make_network("instanas", **NETWORKS["instanas"].small)
     images = random_images(g.input.shape, 6, seed=1)
     single, batch = Network(g, device="cuda"), Network(g, batch=6, device="cuda")
     expected = [single(image, "serial") for image in images]
-    for scheduler in schedulers_on("cuda"):
+    bits = batch(images, "serial")
+    for scheduler in schedulers_on("cuda")[1:]:
         for name, array in batch(images, scheduler).items():
-            np.testing.assert_array_equal(array, np.stack([each[name] for each in expected]), err_msg=scheduler)
+            np.testing.assert_array_equal(array, bits[name], err_msg=scheduler)
+    for name, array in bits.items():
+        wanted = np.stack([each[name] for each in expected])
+        assert np.abs(array - wanted).max() <= 1e-5 * np.abs(wanted).max(), name
     assert len({tuple(layer.name for layer in batch.ran(i)) for i in range(6)}) > 1

@@ -141,8 +141,15 @@ def test_what_is_outside_of_the_image_is_left_out_whatever_is_there():
 
 def test_blocks_are_smaller_and_shared_by_more_the_smaller_the_result_is():
     shapes = [(256, 512, 64), (55, 55, 128), (28, 28, 78), (16, 16, 64), (8, 8, 96), (1, 1, 10)]
-    blocks = [block_for(shape, 256) for shape in shapes]
+    blocks = [block_for(shape, 256, 1) for shape in shapes]
     sizes = [block.pixels * block.channels / block.lanes for block in blocks]
     assert sizes == sorted(sizes, reverse=True)
     assert len(set(sizes)) >= 4
-    assert block_for((16, 16, 64), 3).lanes == 1  # a lane would have nothing to do
+    assert block_for((16, 16, 64), 3, 1).lanes == 1  # a lane would have nothing to do
+
+
+def test_with_more_images_a_unit_computes_more():
+    blocks = [block_for((16, 16, 64), 192, batch) for batch in (1, 2, 4, 8, 32, 128)]
+    sizes = [block.pixels * block.channels / block.lanes for block in blocks]
+    assert sizes == sorted(sizes)
+    assert (blocks[0].lanes, blocks[-1]) == (4, BLOCKS[0])
