@@ -16,15 +16,18 @@ from typing import Any
 
 import numpy as np
 
+from brax_concurrent.backends.native import source_hash
+
 _MODULES = ("math", "numpy", "numba.cuda")
+_OWN_MODULES = ("brax_concurrent.backends.vector_loads",)  # whose content counts
 _CONSTANTS = (bool, int, float, complex, str, bytes, type(None))
 
 
 def fingerprint(function: Callable[..., Any]) -> str | None:
     """The function's code and constants, with the versions of Python, NumPy and Numba; None if they do not tell it all.
 
-    Global names may be the modules math, numpy and numba.cuda, built-in functions and numbers. A function with
-    variables of enclosing functions, or with functions inside, has no fingerprint.
+    Global names may be the modules math, numpy, numba.cuda and vector_loads, built-in functions and numbers. A function
+    with variables of enclosing functions, or with functions inside, has no fingerprint.
     """
     code = function.__code__
     if code.co_freevars or any(isinstance(each, types.CodeType) for each in code.co_consts):
@@ -47,6 +50,8 @@ def fingerprint(function: Callable[..., Any]) -> str | None:
             value = function.__globals__[name]
             if isinstance(value, types.ModuleType) and value.__name__ in _MODULES:
                 parts.append(f"{name} is {value.__name__}")
+            elif isinstance(value, types.ModuleType) and value.__name__ in _OWN_MODULES:
+                parts.append(f"{name} is {value.__name__} {source_hash(str(value.__file__))}")
             elif type(value) in _CONSTANTS or isinstance(value, (np.number, np.bool_)):
                 parts.append(f"{name} is {_constant(value)}")
             elif getattr(builtins, name, None) is not value:

@@ -5,8 +5,9 @@ multiplications before it multiplies, and loops and branches do not depend on wh
 compiler would mix loads and multiplications nevertheless, to save registers, a fence stands between: nothing that is
 loaded before it may be loaded after it.
 
-A unit of a convolution computes a block of pixels times channels, so that each value that it loads serves several
-multiplications, and keeps their sums in registers: hence a variable for each, which only written-out code has.
+Next come the loads themselves: a unit of a convolution computes a block of pixels times channels, so that each value
+that it loads serves several multiplications, and loads several neighbouring values at once where they lie so. It keeps
+its sums in registers: hence a variable for each, which only written-out code has.
 """
 
 from __future__ import annotations
@@ -14,14 +15,16 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from numba import cuda
 
+from brax_concurrent.backends import vector_loads
 from brax_concurrent.networks.generated import ACTIVATE, FENCE, PIXEL, define, indent, named
 from brax_concurrent.scheduler.kernel import Kernel
 
 WARP = 32
+_WIDE = 4  # floats of the widest load
 
 
 @dataclass(frozen=True)
@@ -29,17 +32,32 @@ class Block:
     """What a unit of a convolution computes.
 
     Attributes:
-      pixels, channels: so many neighbouring pixels of a row times so many channels. Neighbouring units have
+      pixels, channels: so many neighbouring pixels of a row times so many channels.
+      lanes: so many neighbouring units compute one block: each takes every so-many-th vector of input channels, and
+        they exchange their sums. More than one only for blocks of one pixel and channel; a power of two, at most 32.
+      vector: input channels that are loaded at once, 1, 2 or 4: all rows of the image begin at multiples of that.
+      wide: the channels are four neighbours, whose weights are loaded at once. Otherwise neighbouring units have
         neighbouring channels: their threads read neighbouring weights.
-      lanes: so many neighbouring units compute one block: each takes every so-many-th input channel, and they exchange
-        their sums. More than one only for blocks of one pixel and channel; a power of two, at most 32.
-      ahead: for so many input channels all is loaded before the first multiplication.
+      ahead: for so many vectors all is loaded before the first multiplication.
     """
 
     pixels: int = 1
     channels: int = 1
     lanes: int = 1
+    vector: int = 1
+    wide: bool = False
     ahead: int = 8
+
+    @property
+    def swapped(self) -> bool:
+        """Whether filters have the input channels last: lanes read neighbouring ones."""
+        return self.lanes > 1 and self.vector > 1
+
+    @property
+    def name(self) -> str:
+        """Of its kernel."""
+        lanes, vector = f"x{self.lanes}" if self.lanes > 1 else "", f"v{self.vector}" if self.vector > 1 else ""
+        return f"conv_{self.pixels}x{self.channels}{lanes}{vector}{'w' if self.wide else ''}"
 
     def units(self, height: int, width: int, channels: int) -> int:
         """How many units a result of that shape takes: whole warps, where some of a warp share a block."""
@@ -56,32 +74,54 @@ _FEWEST_OF_LANE = 8  # input channels
 _FEW_OUTPUTS = 256  # with many lanes a warp has few output channels, of whose weights it loads more than it needs
 
 
-def block_for(result: tuple[int, int, int], channels: int, batch: int) -> Block:
-    """What a unit computes of a result of that shape, from so many input channels, if there are so many images."""
+def block_for(
+    result: tuple[int, int, int], channels: int, batch: int = 1, vector: int = 1, swappable: bool = True
+) -> Block:
+    """What a unit computes.
+
+    Args:
+      result: shape of an image's.
+      channels: of the input.
+      batch: how many images there are at once.
+      vector: see `vector_of`.
+      swappable: whether there can be filters with the input channels last.
+    """
     for block in BLOCKS[:-1]:
         if batch * block.units(*result) >= _FEW_UNITS:
-            return block
+            return _with_vectors(replace(block, wide=block.channels == _WIDE and result[2] % _WIDE == 0), vector)
     for block in SHARED_BLOCKS:
         coalesced = block.lanes <= WARP // 4 or math.prod(result) <= _FEW_OUTPUTS
         enough = block.lanes * _FEWEST_OF_LANE <= channels
         if coalesced and enough and batch * block.units(*result) <= _MANY_UNITS:
-            return block
-    return BLOCKS[-1]
+            return _with_vectors(block, vector) if swappable else block
+    return _with_vectors(BLOCKS[-1], vector)
+
+
+def _with_vectors(block: Block, vector: int) -> Block:
+    """The block with such vectors. They take less registers for addresses, so twice as much is loaded ahead."""
+    return replace(block, vector=vector, ahead=block.ahead if vector == 1 else max(2 * block.ahead // vector, 1))
+
+
+def vector_of(address: int, strides: tuple[int, ...], channels: int) -> int:
+    """How many channels of an image can be loaded at once, wherever its rows begin; strides are in bytes."""
+    places = (address, *strides[:-1], 4 * channels)
+    return next((count for count in (_WIDE, 2) if all(place % (4 * count) == 0 for place in places)), 1)
 
 
 @functools.cache
 def conv(block: Block, biased: bool, activation: str | None) -> Kernel:
-    """A convolution; for the arguments see `generated.conv`."""
-    each_p, each_q, lanes = range(block.pixels), range(block.channels), block.lanes
-    name = named(f"conv_{block.pixels}x{block.channels}{f'x{lanes}' if lanes > 1 else ''}", activation)
+    """A convolution; for the other arguments see `generated.conv`."""
+    each_p, each_q, lanes, vector = range(block.pixels), range(block.channels), block.lanes, block.vector
+    of_unit = "part * 4 + {}" if block.wide else "part + {} * parts"
     results = []
     for p in each_p:
         results.append(f"if first + {p} < y.shape[1]:")
         for q in each_q:
-            results.append(f"    if part + {q} * parts < y.shape[2]:")
+            results.append(f"    if {of_unit.format(q)} < y.shape[2]:")
             results.append(f"        v = a{p}_{q}{f' + b[c{q}]' if biased else ''}")
             results += indent(ACTIVATE[activation], 2).splitlines()
             results.append(f"        y[row, first + {p}, c{q}] = v")
+    name = named(block.name, activation)
     source = f"""
 def {name}(unit, x, w, {"b, " if biased else ""}y, stride, top, left, dilation):
     parts = (y.shape[2] + {block.channels - 1}) // {block.channels}
@@ -89,11 +129,11 @@ def {name}(unit, x, w, {"b, " if biased else ""}y, stride, top, left, dilation):
 {indent(_SHARED.format(lanes) if lanes > 1 else _ALONE, 1)}
     part, place = np.int64(number % np.uint32(parts)), np.uint32(number // np.uint32(parts))
     row, first = np.int64(place // np.uint32(blocks)), np.int64(place % np.uint32(blocks)) * {block.pixels}
-{indent((f"c{q} = np.uint64(min(part + {q} * parts, y.shape[2] - 1))" for q in each_q), 1)}
+{indent((f"c{q} = np.uint64(min({of_unit.format(q)}, y.shape[2] - 1))" for q in each_q), 1)}
 {indent((f"a{p}_{q} = zero" for p in each_p for q in each_q), 1)}
-    mine, last = (w.shape[2] - lane + {lanes - 1}) // {lanes}, w.shape[2] - 1
-    turns = (w.shape[2] + {lanes - 1}) // {lanes}
-    whole = w.shape[2] // {lanes * block.ahead} * {block.ahead}
+    vectors = x.shape[2] // {vector}
+    mine, last = (vectors - lane + {lanes - 1}) // {lanes}, vectors - 1
+    turns, whole = (vectors + {lanes - 1}) // {lanes}, vectors // {lanes * block.ahead} * {block.ahead}
     for ky in range(w.shape[0]):
         line = row * stride + ky * dilation - top
         i, on_line = np.uint64(min(max(line, 0), x.shape[0] - 1)), line >= 0 and line < x.shape[0]
@@ -104,7 +144,8 @@ def {name}(unit, x, w, {"b, " if biased else ""}y, stride, top, left, dilation):
     if there:
 {indent(results, 2)}
 """
-    return define(name, source, ("x", "w", *(("b",) if biased else ())), cuda=cuda)
+    reads = ("x", "w", *(("b",) if biased else ()))
+    return define(name, source, reads, cuda=cuda, vector_loads=vector_loads)
 
 
 _ALONE = """
@@ -124,6 +165,8 @@ def _columns(block: Block) -> Iterable[str]:
         yield f"column = (first + {p}) * stride + np.int64(kx) * dilation - left"
         yield f"inside{p} = on_line and column >= 0 and column < x.shape[1]"
         yield f"x{p} = x[i, np.uint64(min(max(column, 0), x.shape[1] - 1))]"
+    if block.swapped:
+        yield "f0 = f[c0]"
     yield from (f"old{p}_{q} = a{p}_{q}" for p, q in sums)
     yield f"for turn in range(0, whole, {block.ahead}):"
     yield from (f"    {line}" for line in _turns(block, masked=False))
@@ -134,20 +177,33 @@ def _columns(block: Block) -> Iterable[str]:
 
 
 def _turns(block: Block, masked: bool) -> Iterable[str]:
-    """Some input channels from `turn` on; masked: those behind the last are loaded from there, and left out."""
-    each_p, each_q = range(block.pixels), range(block.channels)
+    """Some vectors from `turn` on; masked: those behind the last are loaded from there, and left out."""
+    each_p, each_q, each_e = range(block.pixels), range(block.channels), range(block.vector)
     for n in range(block.ahead):
         k = f"lane + (turn + {n}) * {block.lanes}"
-        yield f"n{n} = np.uint64({f'min({k}, last)' if masked else k})"
-        yield from (f"v{p}_{n} = x{p}[n{n}]" for p in each_p)
-        yield from (f"f{q}_{n} = f[n{n}, c{q}]" for q in each_q)
-    if block.pixels * block.channels >= 4:
+        yield f"n{n} = np.uint64(({f'min({k}, last)' if masked else k}) * {block.vector})"
+        yield from (_load([f"v{p}_{n}_{e}" for e in each_e], f"x{p}", f"n{n}") for p in each_p)
+        if block.swapped:
+            yield _load([f"f0_{n}_{e}" for e in each_e], "f0", f"n{n}")
+        elif block.wide:
+            yield from (_load([f"f{q}_{n}_{e}" for q in each_q], f"f[n{n} + np.uint64({e})]", "c0") for e in each_e)
+        else:
+            yield from (f"f{q}_{n}_{e} = f[n{n} + np.uint64({e}), c{q}]" for e in each_e for q in each_q)
+    if block.pixels * block.channels >= 4 or block.vector > 1:
         yield FENCE
     for n in range(block.ahead):
         for q in each_q:
             for p in each_p:
-                left_out = f" if turn + {n} < mine else a{p}_{q}" if masked else ""
-                yield f"a{p}_{q} = a{p}_{q} + v{p}_{n} * f{q}_{n}{left_out}"
+                yield f"s = a{p}_{q}"
+                yield from (f"s = s + v{p}_{n}_{e} * f{q}_{n}_{e}" for e in each_e)
+                yield f"a{p}_{q} = s{f' if turn + {n} < mine else a{p}_{q}' if masked else ''}"
+
+
+def _load(names: list[str], array: str, index: str) -> str:
+    """The neighbouring elements of an array from an index on."""
+    if len(names) == 1:
+        return f"{names[0]} = {array}[{index}]"
+    return f"{', '.join(names)} = vector_loads.load{len(names)}({array}, {index})"
 
 
 # --- depthwise --------------------------------------------------------------------------------------------------------
@@ -172,7 +228,7 @@ def {name}(unit, x, w, {"b, " if biased else ""}y, stride, top, left, dilation):
     return define(name, source, ("x", "w", *(("b",) if biased else ())), cuda=cuda)
 
 
-_AHEAD = 25  # places of a filter
+_AHEAD = 25  # places of a filter, in whole rows
 
 
 def _places(height: int, width: int) -> Iterable[str]:
@@ -182,9 +238,9 @@ def _places(height: int, width: int) -> Iterable[str]:
             yield f"at = {at} * stride + {k} * dilation - {first}"
             yield f"in_{axis}{k} = at >= 0 and at < x.shape[{size}]"
             yield f"{axis}{k} = np.uint64(min(max(at, 0), x.shape[{size}] - 1))"
-    each = [(i, j) for i in range(height) for j in range(width)]
-    for begin in range(0, len(each), _AHEAD):
-        some = each[begin : begin + _AHEAD]
+    rows = max(_AHEAD // width, 1)
+    for begin in range(0, height, rows):
+        some = [(i, j) for i in range(begin, min(begin + rows, height)) for j in range(width)]
         yield from (f"x{i}_{j} = x[i{i}, j{j}, c]" for i, j in some)
         yield from (f"w{i}_{j} = w[{i}, {j}, c]" for i, j in some)
         yield FENCE

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -65,7 +65,13 @@ class Network:
             raise ValueError(f"batch: expected a whole number from 1 on, got {batch!r}")
         self.graph, self.batch, self.device = graph, int(batch), _device(device)
         self.plan: Plan = plan_memory(graph)
-        self._weights = {name: self._on_device(array) for name, array in _weights(graph, weights, seed).items()}
+        host = _weights(graph, weights, seed)
+        self._weights = {name: self._on_device(array) for name, array in host.items()}
+
+        @functools.cache  # for all images
+        def swapped(name: str) -> Any:
+            return self._on_device(np.ascontiguousarray(host[name].swapaxes(-1, -2)))
+
         self._flag_offsets, flags = _flag_offsets(graph)
         self._blocks = [self._empty(max(self.plan.size, 1), np.float32) for _ in range(self.batch)]
         every = self._empty(max(self.batch * flags, 1), np.int32)  # one array, which `sw` on a GPU can read at once
@@ -73,7 +79,7 @@ class Network:
         self.streams = tuple(TaskStream() for _ in range(self.batch))
         self._starts = [0]  # of each layer: its first task; and behind the last. The same in all streams
         for image, stream in enumerate(self.streams):
-            memory = self._memory(image)
+            memory = self._memory(image, swapped)
             for layer in graph.layers:
                 add_layer(stream, layer, memory)
                 if image == 0:
@@ -194,12 +200,13 @@ class Network:
 
     # -- memory --
 
-    def _memory(self, image: int) -> Memory:
+    def _memory(self, image: int, swapped: Callable[[str], Any]) -> Memory:
         return Memory(
             functools.partial(self._array, image),
             lambda flag: self._flag_array(image, flag.tensor)[flag.index : flag.index + 1],
             functools.partial(self._flag_array, image),
             self._weights,
+            swapped,
             self.device,
             self.batch,
         )

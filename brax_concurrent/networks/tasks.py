@@ -26,6 +26,7 @@ class Memory:
       array: (height, width, channels) of a tensor's memory, or the shape of mixed weights.
       flag: the one int32 of a flag, or all flags of a tensor.
       weights: by name.
+      swapped: the same with the last two axes swapped; on a GPU.
       device: where they are.
       batch: images that are inferred at once.
     """
@@ -34,6 +35,7 @@ class Memory:
     flag: Callable[[Flag], Any]
     flags: Callable[[Tensor], Any]
     weights: Mapping[str, Any]
+    swapped: Callable[[str], Any]
     device: str
     batch: int
 
@@ -83,18 +85,28 @@ class _Recorder:
 
 def _conv(r: _Recorder) -> None:
     filters, bias = r.filters()
-    _add_conv(r, r.input(), filters, bias, r.output(), dilation=r.number("dilation"), **r.corner())
+    swapped = None if len(r.layer.inputs) > 1 else lambda: r.memory.swapped(r.layer.parameters[0])
+    _add_conv(r, filters, swapped, bias, dilation=r.number("dilation"), **r.corner())
 
 
 def _dense(r: _Recorder) -> None:
     """A convolution of one pixel."""
     matrix, *bias = r.weights()
+
+    def swapped() -> Any:
+        other = r.memory.swapped(r.layer.parameters[0])
+        return other.reshape((1, 1, *other.shape))
+
     zero, one = np.int64(0), np.int64(1)
-    filters = matrix.reshape((1, 1, *matrix.shape))
-    _add_conv(r, r.input(), filters, bias, r.output(), stride=one, top=zero, left=zero, dilation=one)
+    numbers = {"stride": one, "top": zero, "left": zero, "dilation": one}
+    _add_conv(r, matrix.reshape((1, 1, *matrix.shape)), swapped, bias, **numbers)
 
 
-def _add_conv(r: _Recorder, x: Any, filters: Any, bias: list[Any], y: Any, **numbers: np.int64) -> None:
+def _add_conv(
+    r: _Recorder, filters: Any, swapped: Callable[[], Any] | None, bias: list[Any], **numbers: np.int64
+) -> None:
+    """A convolution's task; `swapped` gives the filters with the input channels last, if there can be such."""
+    x, y = r.input(), r.output()
     height, width, count = y.shape
     if r.memory.device == "cpu":
         kernel = generated.conv(_CHANNELS_OF_CPU, bool(bias), r.activation())
@@ -102,8 +114,12 @@ def _add_conv(r: _Recorder, x: Any, filters: Any, bias: list[Any], y: Any, **num
     else:
         from brax_concurrent.networks import generated_cuda  # needs numba-cuda
 
-        block = generated_cuda.block_for(y.shape, filters.shape[2], r.memory.batch)
+        address, strides = _place(x)
+        vector = generated_cuda.vector_of(address, strides, x.shape[2])
+        block = generated_cuda.block_for(y.shape, x.shape[2], r.memory.batch, vector, swapped is not None)
         kernel, units = generated_cuda.conv(block, bool(bias), r.activation()), block.units(height, width, count)
+        if block.swapped and swapped is not None:
+            filters = swapped()
     biased = {"b": bias[0]} if bias else {}
     r.add(kernel, units, x=x, w=filters, y=y, **biased, **numbers)
 
@@ -163,8 +179,15 @@ def _copy(r: _Recorder, x: Any, y: Any) -> None:
 
 
 def _address(array: Any) -> int:
+    return _place(array)[0]
+
+
+def _place(array: Any) -> tuple[int, tuple[int, ...]]:
+    """Address and strides, in bytes."""
     interface = getattr(array, "__cuda_array_interface__", None) or array.__array_interface__
-    return interface["data"][0]
+    shape, strides = interface["shape"], interface["strides"]
+    contiguous = tuple(array.dtype.itemsize * math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
+    return interface["data"][0], strides or contiguous
 
 
 def _resize(r: _Recorder) -> None:

@@ -23,7 +23,7 @@ class OnGpu:
     """An array that says it is on a GPU."""
 
     def __init__(self, array):
-        self.array, self.shape, self.size = array, array.shape, array.size
+        self.array, self.shape, self.size, self.dtype = array, array.shape, array.size, array.dtype
 
     @property
     def __cuda_array_interface__(self):

@@ -2,6 +2,7 @@
 
 import threading
 import types
+from dataclasses import replace
 
 import jax
 import numpy as np
@@ -15,22 +16,38 @@ from brax_concurrent.networks.generated_cuda import BLOCKS, SHARED_BLOCKS, WARP,
 jax.config.update("jax_platforms", "cpu")
 
 CASES = {
-    "1x1": ((3, 5, 21), (1, 1, 21, 7), {}),
+    "1x1": ((3, 5, 20), (1, 1, 20, 8), {}),
     "3x3": ((4, 5, 10), (3, 3, 10, 6), {"top": 1, "left": 1}),
     "strided": ((5, 7, 9), (3, 2, 9, 5), {"stride": 2, "left": 1}),
-    "dilated": ((7, 6, 4), (3, 3, 4, 3), {"dilation": 2, "top": 2, "left": 3}),
-    "vector": ((1, 1, 300), (1, 1, 300, 3), {}),
+    "dilated": ((7, 6, 4), (3, 3, 4, 12), {"dilation": 2, "top": 2, "left": 3}),
+    "vector": ((1, 1, 300), (1, 1, 300, 4), {}),
 }
+FORMS = [
+    *(replace(block, vector=vector, ahead=ahead) for block in (*BLOCKS, *SHARED_BLOCKS)
+      for vector, ahead in ((1, 3), (2, 2), (4, 1), (4, 2))),
+    *(replace(block, vector=vector, wide=True) for block in BLOCKS if block.channels == 4 for vector in (1, 4)),
+    Block(3, 2, ahead=3),
+]  # fmt: skip
 
 
 class Lanes:
-    """What kernels call of `numba.cuda`, for the 32 threads of a warp."""
+    """What kernels call of `numba.cuda` and vector_loads.py, for the 32 threads of a warp."""
 
     def __init__(self):
         self.barrier, self.values, self.own = threading.Barrier(WARP), [None] * WARP, threading.local()
 
     def threadfence_block(self):
         pass
+
+    def load2(self, array, index):
+        assert array.strides[0] == 4
+        assert index % 2 == 0
+        return tuple(array[index : index + 2])
+
+    def load4(self, array, index):
+        assert array.strides[0] == 4
+        assert index % 4 == 0
+        return tuple(array[index : index + 4])
 
     def shfl_xor_sync(self, mask, value, lanes):
         assert mask == 0xFFFFFFFF
@@ -44,7 +61,7 @@ class Lanes:
 def run(kernel, units, warps, *arguments):
     """All units of a kernel; in warps of threads if they exchange values."""
     lanes = Lanes()
-    scope = {**kernel.function.__globals__, "cuda": lanes}
+    scope = {**kernel.function.__globals__, "cuda": lanes, "vector_loads": lanes}
     function = types.FunctionType(kernel.function.__code__, scope)
     if not warps:
         for unit in range(units):
@@ -102,15 +119,18 @@ def result_shape(x, w, stride=1, top=0, left=0, dilation=1):
 
 @pytest.mark.filterwarnings("ignore:overflow")
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("block", [*BLOCKS, *SHARED_BLOCKS, Block(3, 2, ahead=3)], ids=str)
+@pytest.mark.parametrize("block", FORMS, ids=lambda block: f"{block.name} {block.ahead}")
 def test_convolutions_are_jaxs(block, case):
     shape, filters, given = CASES[case]
+    if shape[2] % block.vector or (block.wide and filters[3] % 4):
+        return  # is never chosen
     rng = np.random.default_rng(1)
     x, w = rng.normal(size=shape).astype(np.float32), rng.normal(size=filters).astype(np.float32)
     b = rng.normal(size=filters[3]).astype(np.float32)
     y = np.full((*result_shape(shape, filters, **given), filters[3]), np.nan, np.float32)
     kernel = generated_cuda.conv(block, True, "relu")
-    run(kernel, block.units(*y.shape), block.lanes > 1, x, w, b, y, *numbers(**given))
+    own = np.ascontiguousarray(w.swapaxes(2, 3)) if block.swapped else w
+    run(kernel, block.units(*y.shape), block.lanes > 1, x, own, b, y, *numbers(**given))
     wanted = expected(x, w, b, y.shape, **given)
     assert np.abs(y - wanted).max() <= 1e-5 * np.abs(wanted).max()
 
@@ -152,4 +172,20 @@ def test_with_more_images_a_unit_computes_more():
     blocks = [block_for((16, 16, 64), 192, batch) for batch in (1, 2, 4, 8, 32, 128)]
     sizes = [block.pixels * block.channels / block.lanes for block in blocks]
     assert sizes == sorted(sizes)
-    assert (blocks[0].lanes, blocks[-1]) == (4, BLOCKS[0])
+    assert (blocks[0].lanes, blocks[-1].pixels, blocks[-1].channels) == (4, 4, 4)
+
+
+@pytest.mark.parametrize(
+    ("address", "strides", "channels", "vector"),
+    [
+        (256, (1280, 64, 4), 16, 4),
+        (256, (1280, 64, 4), 8, 4),  # a part of a concatenation
+        (264, (1280, 64, 4), 8, 2),
+        (256, (1280, 56, 4), 14, 2),
+        (256, (1284, 64, 4), 16, 1),
+        (256, (1280, 64, 4), 7, 1),
+        (260, (1280, 64, 4), 16, 1),
+    ],
+)
+def test_vectors_fit_wherever_a_pixel_begins(address, strides, channels, vector):
+    assert generated_cuda.vector_of(address, strides, channels) == vector
