@@ -54,17 +54,20 @@ class WeakMemory:
         return copies[cell]
 
     def store(self, block: int, cell: Any, value: int) -> None:
-        """Write, to be seen by others some time until the next fence."""
+        """Write, to be seen by others some time until the next release."""
         own = self.unseen.setdefault(block, {})
         own[cell] = value
         if self.random.random() < 0.3:
             self._show(own, self.random.choice(sorted(own)))
 
-    def fence(self, block: int) -> None:
-        """All that the block has written is seen, and it reads anew."""
+    def release(self, block: int) -> None:
+        """All that the block has written is seen."""
         own = self.unseen.setdefault(block, {})
         for cell in list(own):
             self._show(own, cell)
+
+    def acquire(self, block: int) -> None:
+        """It reads anew."""
         self.copies[block // 2] = {}
 
     def _show(self, own: dict[Any, int], cell: Any) -> None:
@@ -98,7 +101,8 @@ def in_program_order(tasks: list[Task], units: list[int]) -> tuple[dict[Any, int
                 lambda cell, value: memory.store(0, cell, value),
                 task, number, unit, units[number],
             )  # fmt: skip
-        memory.fence(0)
+        memory.release(0)
+        memory.acquire(0)
     return memory.cells, skipped
 
 
@@ -134,12 +138,14 @@ class Run:
         self.ended: dict[int, int] = {}
         self.over: set[int] = set()
         layout = SimpleNamespace(**{name: value for name, value in vars(c).items() if name.isupper()})
-        layout.BLOCK = worker_threads
+        layout.BLOCK, layout.LANES = worker_threads, 1
         primitives = {**self.machine.primitives(), "c": layout, "run_unit": self.run_unit}
         entry = as_coroutines(MODULES, primitives, edit)["run_list"]
         self.tables = tables = list_tables.build_tables(
             encode(self.tasks), units, [0] * len(self.tasks), [[i] for i in range(len(self.tasks))],
-            [self.memory.address(task) for task in self.tasks], [len(stream) for stream in streams],
+            [self.memory.address(task) for task in self.tasks],
+            np.array([(0, 0, 0) if (flag := task.predicate) is None else (flag.buffer, flag.start, flag.stop)
+                      for task in self.tasks]), [len(stream) for stream in streams],
         )  # fmt: skip
         self._cut(grain)
         self.shape = shape = list_tables.shape_of(tables, windows, resident)
@@ -153,7 +159,8 @@ class Run:
         self.machine.regions = [(at, at + array.nbytes) for at, array in zip(held, arrays, strict=True)]
         at_flags = self.memory.flags.ctypes.data
         self.machine.regions.append((at_flags, at_flags + self.memory.flags.nbytes))
-        self.machine.at_fence.append(self.memory.fence)
+        self.machine.at_release.append(self.memory.release)
+        self.machine.at_acquire.append(self.memory.acquire)
         if not trace:
             held[6] = 0
         numbers = (timeout, shape.windows, window, len(tables.streams), shape.stride, shape.room, shape.workers)
@@ -182,8 +189,6 @@ class Run:
             waits = self.units[older] and must_wait(self.tasks[older], self.tasks[number])
             assert not waits or self._same_stream(older, number) is False or older in self.over or self._skipped(older)
         yield
-        if self.fails == (number, unit):
-            return 7
         memory, block, cells = self.memory, self.machine.current.block, {}
         run_unit_on(
             lambda cell: memory.load(block, cell), cells.__setitem__, self.tasks[number], number, unit,
@@ -192,6 +197,8 @@ class Run:
         until = self.machine.moves + self.slow.get((number, unit), 0)
         while number == self.endless or self.machine.moves < until:
             yield
+        if self.fails == (number, unit):
+            return 7
         for cell, value in cells.items():
             yield
             memory.store(block, cell, value)
@@ -214,7 +221,7 @@ class Run:
         runs = {(task, unit) for task, count in enumerate(self.units) for unit in range(count) if task not in skipped}
         assert set(self.began) == runs
         for block in list(self.memory.unseen):
-            self.memory.fence(block)  # the end of the kernel is one
+            self.memory.release(block)  # as the end of the kernel does
         assert self.memory.cells == expected
 
 

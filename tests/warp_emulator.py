@@ -4,7 +4,8 @@ The source of device functions is taken as it is. Each call of a device function
 becomes a `yield from`, and the primitives are those below. A lane stops before each access to global memory, so that
 others may come in between, and at each operation of its warp or block until all have come to the same.
 
-Global memory is the process's own memory, at its real addresses. Integers have the signs and sizes of CUDA's.
+Global memory is the process's own memory, at its real addresses. Integers have the signs and sizes of CUDA's. Plain
+stores are seen by the own block at once, by others some time until the block's next fence or release, in any order.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 LANES = 32
+GARBAGE = 0x5A5A5A5A  # what is in shared memory at first
 LONGEST_SLEEP = 3000  # moves
+SEEN = 0.02  # the probability that in a move one of the stores that others do not see yet becomes seen
 
 
 class TrapError(Exception):
@@ -132,7 +135,9 @@ class Machine:
         self.random = random.Random(self.seed)
         self.shared: dict[tuple[int, int], int] = {}
         self.grid = 0
-        self.at_fence: list[Any] = []
+        self.at_release: list[Any] = []  # called with the block
+        self.at_acquire: list[Any] = []
+        self.unseen: dict[int, dict[int, tuple[Any, int]]] = {}  # stores of a block that others do not see yet
         self.inside = (0, 0)
 
     # -- running --
@@ -167,6 +172,9 @@ class Machine:
                 ready.append(heapq.heappop(asleep)[2])
             index = int(self.random.random() * len(ready))
             lane = ready[index]
+            if self.unseen and self.random.random() < SEEN:
+                block = self.random.choice(sorted(self.unseen))
+                self.show(block, self.random.choice(sorted(self.unseen[block])))
             waits = self.step(lane)
             rests = not waits and self.random.random() < self.sleepy
             if waits or rests:
@@ -179,6 +187,8 @@ class Machine:
                 heapq.heappush(asleep, (until, self.moves, lane))
             if self.moves - self.progress > self.patience:
                 raise HangError(f"nothing but looking for {self.patience} moves")
+        for block in list(self.unseen):
+            self.release(block)
         stuck = [lane for lanes in self.blocks.values() for lane in lanes if lane.body is not None]
         if stuck:
             raise HangError(f"for ever: {[(lane.block, lane.thread, lane.waits) for lane in stuck[:8]]}")
@@ -237,26 +247,63 @@ class Machine:
     def wrote(self) -> None:
         self.progress = self.moves
 
+    def show(self, block: int, address: int) -> None:
+        """A store of a block is seen by all."""
+        kind, value = self.unseen[block].pop(address)
+        if not self.unseen[block]:
+            del self.unseen[block]
+        self.at(address, kind).value = value
+        self.wrote()
+
+    def release(self, block: int) -> None:
+        """So are all that it has made."""
+        for address in list(self.unseen.get(block, {})):
+            self.show(block, address)
+        for each in self.at_release:
+            each(block)
+
+    def acquire(self, block: int) -> None:
+        """What the block reads from now on is new."""
+        for each in self.at_acquire:
+            each(block)
+
     def primitives(self) -> dict[str, Any]:
         """What replaces the functions of cuda_device.py."""
         return {**_memory(self), **_registers(self), **_meeting(self), "_I32": signed}
 
 
 def _memory(m: Machine) -> dict[str, Any]:
-    def load(kind: Any) -> Any:
+    def load(kind: Any, acquires: bool = False) -> Any:
         def found(address):
             yield
-            return m.at(address, kind).value
+            own = m.unseen.get(m.current.block, {})
+            value = own[address][1] if address in own else m.at(address, kind).value
+            if acquires:
+                m.acquire(m.current.block)
+            return value
 
         return found
 
     def store(kind: Any) -> Any:
         def wrote(address, value):
             yield
-            m.at(address, kind).value = value
+            m.at(address, kind)  # it must be somebody's
+            m.unseen.setdefault(m.current.block, {})[address] = kind, value
             m.wrote()
 
         return wrote
+
+    def set_bits(address, bits):
+        yield
+        cell = m.at(address, ctypes.c_int32)
+        cell.value |= bits
+        m.wrote()
+
+    def count(address, value):
+        yield
+        m.release(m.current.block)
+        m.at(address, ctypes.c_int32).value += value
+        m.wrote()
 
     def add(address, value):
         yield
@@ -279,7 +326,7 @@ def _memory(m: Machine) -> dict[str, Any]:
 
     def load_shared_word(offset):
         yield
-        return m.shared[m.current.block, offset]
+        return m.shared.get((m.current.block, offset), GARBAGE)
 
     def store_shared_word(offset, value):
         yield
@@ -289,7 +336,9 @@ def _memory(m: Machine) -> dict[str, Any]:
     return {
         "load_global": load(half), "load_global_word": load(word), "load_constant": load(half),
         "load_constant_word": load(word), "store_global": store(half), "store_global_word": store(word),
-        "add_global": add, "count_global": add, "swap_global": swap(half), "swap_global_word": swap(word),
+        "load_acquire": load(half, True), "load_acquire_word": load(word, True),
+        "add_global": add, "count_release": count, "set_global": set_bits,
+        "swap_global": swap(half), "swap_global_word": swap(word),
         "load_shared_word": load_shared_word, "store_shared_word": store_shared_word,
     }  # fmt: skip
 
@@ -332,8 +381,8 @@ def _meeting(m: Machine) -> dict[str, Any]:
 
     def fence():
         yield
-        for each in m.at_fence:
-            each(m.current.block)
+        m.release(m.current.block)
+        m.acquire(m.current.block)
 
     def trap():
         raise TrapError
@@ -362,5 +411,6 @@ _COLLECTIVES: dict[str, Any] = {
     "from_lane": _from_lane,
     "uniform": _uniform,
     "least": lambda lanes: [signed(min(int(value) & 0xFFFFFFFF for (value,) in lanes))] * len(lanes),
+    "total": lambda lanes: [signed(sum(int(value) for (value,) in lanes))] * len(lanes),
     "join_warp": lambda lanes: [None] * len(lanes),
 }

@@ -75,6 +75,19 @@ add_shared = _assembly(
 )
 max_shared = _assembly("max_shared", "red.shared.max.s32 [$0], $1;", 0, [64, 32], "Make an int32 there at least this.")
 load_global = _assembly("load_global", "ld.volatile.global.b32 $0, [$1];", 32, [64], "An int32 of global memory.")
+load_acquire = _assembly(
+    "load_acquire",
+    "ld.acquire.gpu.global.b32 $0, [$1];",
+    32,
+    [64],
+    """An int32 of global memory. What was above the `count_release` that wrote it is seen below.
+
+    No dearer than `load_global`, but it empties the multiprocessor's L1: others that run there read anew.
+    """,
+)
+load_acquire_word = _assembly(
+    "load_acquire_word", "ld.acquire.gpu.global.b64 $0, [$1];", 64, [64], "The same for an int64, and any release."
+)
 load_table = _assembly(
     "load_table", "ld.global.nc.b32 $0, [$1];", 32, [64], "An int32 of global memory that nobody writes.", memory=False
 )
@@ -108,8 +121,15 @@ swap_global_word = _assembly(
     [64, 64, 64],
     "Write $3 to an int64 there if it is $2; what was there.",
 )
-count_global = _assembly(
-    "count_global", "red.global.add.u32 [$0], $1;", 0, [64, 32], "Add to an int32 there; nothing comes back."
+count_release = _assembly(
+    "count_release",
+    "red.release.gpu.global.add.u32 [$0], $1;",
+    0,
+    [64, 32],
+    "Add to an int32 there; nothing comes back. Who acquires that sees what is above, and what was above what it saw.",
+)
+set_global = _assembly(
+    "set_global", "red.global.or.b32 [$0], $1;", 0, [64, 32], "Set these bits of an int32 there; nothing comes back."
 )
 barrier = _assembly(
     "barrier",
@@ -181,6 +201,9 @@ least = _assembly(
     [32],
     "The least of the lanes' arguments, unsigned.",
     together=True,
+)
+total = _assembly(
+    "total", "redux.sync.add.s32 $0, $1, 0xffffffff;", 32, [32], "The sum of the lanes' arguments.", together=True
 )
 union = _assembly(
     "union",

@@ -28,7 +28,7 @@ from brax_concurrent.backends.arguments import ArgumentType, KernelError
 from brax_concurrent.backends.cuda import target
 from brax_concurrent.backends.cuda_driver import CudaError
 from brax_concurrent.backends.cuda_link import device_module
-from brax_concurrent.backends.list_layout import BLOCK, MAX_FUNCTIONS, PARAMETERS
+from brax_concurrent.backends.list_layout import BLOCK, MAX_FUNCTIONS, PARAMETERS, SHARED_WORDS
 from brax_concurrent.backends.native import WORD, source_hash
 from brax_concurrent.backends.objects import ObjectCache
 from brax_concurrent.backends.task_cuda import call_unit_of
@@ -204,7 +204,7 @@ def choice_ir(functions: Sequence[UnitCode], symbol: str) -> str:
 def frame_ir(symbol: str, dispatcher: str) -> str:
     """The kernel around the dispatcher's function."""
     module = nvvm.new_module(symbol)
-    kind = ir.ArrayType(_I64, 1)
+    kind = ir.ArrayType(_I64, SHARED_WORDS)
     shared = ir.GlobalVariable(module, kind, "state", addrspace=3)
     shared.linkage, shared.initializer = "internal", ir.Constant(kind, ir.Undefined)
     kernel = ir.Function(module, ir.FunctionType(ir.VoidType(), [_I64] * PARAMETERS), symbol)

@@ -59,7 +59,7 @@ def leave_or_trap(job, own, lane, state, target):
     That leaves the CUDA context unusable.
     """
     since = clock()
-    while ballot((state == c.RUNNING) & (load_global(own + c.W_DONE + 4 * lane) != target)) != 0:
+    while ballot((state == c.RUNNING) & (load_global(own + c.W_DONE + 4 * lane) & c.COUNT != target)) != 0:
         sleep(_REST)
         if ballot(clock() - since > job[c.P_TIMEOUT]) != 0:
             trap()

@@ -10,13 +10,13 @@ from numba import njit
 
 from brax_concurrent.backends import list_layout as c
 from brax_concurrent.backends.native import WORD
-from brax_concurrent.scheduler.window import Encoded, tasks_conflict
+from brax_concurrent.scheduler.window import BUFFER, IS_WRITE, START, STOP, Encoded, segments_conflict, tasks_conflict
 
 ENTRY = np.dtype(
     {
-        "names": ["mask", "word", "predicate", "chunks"],
-        "formats": ["u8", "i8", "i8", "i4"],
-        "offsets": [c.N_MASK, c.N_WORD, c.N_PREDICATE, c.N_CHUNKS],
+        "names": ["mask", "word", "predicate", "flag_mask", "chunks"],
+        "formats": ["u8", "i8", "i8", "u8", "i4"],
+        "offsets": [c.N_MASK, c.N_WORD, c.N_PREDICATE, c.N_FLAG_MASK, c.N_CHUNKS],
         "itemsize": c.ENTRY_BYTES,
     }
 )
@@ -107,6 +107,7 @@ def build_tables(
     functions: Sequence[int],
     parameters: Sequence[Sequence[int]],
     predicates: Sequence[int],
+    flags: np.ndarray,
     lengths: Sequence[int],
 ) -> Tables:
     """The tables of independent streams.
@@ -117,6 +118,7 @@ def build_tables(
       functions: of each task the number in the program.
       parameters: of each task its function's, see `task_cuda.parameter_words`.
       predicates: of each task the address of an int32, or 0.
+      flags: (tasks, 3) int64 where that is in the footprints: buffer, start, stop; stop is start: the task has none.
       lengths: tasks of each stream.
 
     Raises:
@@ -130,7 +132,9 @@ def build_tables(
     ends = np.cumsum(np.array(lengths, np.int64))
     owners = np.searchsorted(ends, tasks, side="right")
     entries = np.zeros(len(tasks), ENTRY)
-    entries["mask"] = distance_masks(encoded.rows, encoded.offsets, encoded.everything, tasks, owners)
+    footprints = encoded.rows, encoded.offsets, encoded.everything
+    entries["mask"] = distance_masks(*footprints, tasks, owners)
+    entries["flag_mask"] = flag_masks(*footprints, tasks, entries["mask"], np.array(flags, np.int64).reshape(-1, 3))
     entries["predicate"] = np.array(predicates, np.int64)[tasks] if len(tasks) else 0
     entries["chunks"] = chunks
     words: list[int] = [0] * (c.ROW_BYTES // WORD)  # no row begins at 0
@@ -164,6 +168,39 @@ def distance_masks(rows, offsets, everything, tasks, owners):
             ):
                 masks[place] |= np.uint64(1) << np.uint64(place - before - 1)
     return masks
+
+
+@njit
+def flag_masks(rows, offsets, everything, tasks, masks, flags):
+    """For each task a mask of the older ones that may write its predicate, as `distance_masks` has it.
+
+    Args:
+      rows, offsets, everything: see `Encoded`.
+      tasks: see `distance_masks`; masks: what it returned. A task reads its predicate, so the writers are in there.
+      flags: see `build_tables`.
+    """
+    writers = np.zeros(len(tasks), np.uint64)
+    for place in range(len(tasks)):
+        buffer, start, stop = flags[tasks[place]]
+        for distance in range(c.REACH if start < stop else 0):
+            bit = np.uint64(1) << np.uint64(distance)
+            if masks[place] & bit != np.uint64(0):
+                older = tasks[place - distance - 1]
+                writes = everything[older]
+                for row in range(offsets[older], offsets[older + 1]):
+                    writes = writes or segments_conflict(
+                        buffer,
+                        start,
+                        stop,
+                        0,
+                        rows[row, BUFFER],
+                        rows[row, START],
+                        rows[row, STOP],
+                        rows[row, IS_WRITE],
+                    )
+                if writes:
+                    writers[place] |= bit
+    return writers
 
 
 def shape_of(tables: Tables, windows: int, resident: int) -> Shape:

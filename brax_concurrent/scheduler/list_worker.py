@@ -1,6 +1,7 @@
 """What the workers of hw on task streams do: draw a ticket, wait for its word in the log, run the chunk, count it.
 
-A worker is a block of 128 threads. See list_dispatcher.py.
+A worker is a block of 128 threads. Its last warp fetches: it draws tickets and waits for words. The first thread counts
+what was finished, while the last warp fetches the next. See list_dispatcher.py.
 """
 
 from __future__ import annotations
@@ -12,15 +13,19 @@ from brax_concurrent.backends.cuda_device import (
     barrier,
     block_index,
     clock,
-    count_global,
+    count_release,
     device_function,
     external,
-    fence_gpu,
+    from_lane,
+    join_warp,
     keep_once,
+    load_acquire,
+    load_acquire_word,
     load_constant_word,
     load_global,
     load_global_word,
     load_shared_word,
+    set_global,
     sleep,
     store_global_word,
     store_shared_word,
@@ -33,7 +38,8 @@ from brax_concurrent.backends.native import WORD
 
 _I32, _I64 = words()
 _MASK = 0xFFFFFFFF
-_REST, _LONGEST_REST = 20, 200  # nanoseconds between two looks at the log
+_NEAR = 32  # places of the log: who is that near to its end looks without rest
+_REST = 200  # nanoseconds between two looks of the others
 RUN_TASK = "brax_run_unit"  # the symbol of what calls a unit's function by its number
 
 run_unit = external(RUN_TASK, _I64, (_I32, _I64, _I64))
@@ -46,82 +52,142 @@ def work(job, base, own, number):
 
     Args:
         job: the kernel's parameters.
-        base: offset of 8 bytes of shared memory.
+        base: offset of the shared memory.
         own: the window's part of the work memory.
         number: the window's.
     """
-    thread, trace, running, ticket, begin = thread_index(), job[c.P_TRACE], True, _I32(0), 0
-    if thread == 0:
-        ticket = add_global(own + c.W_TICKET, 1)
+    thread, trace, running, ticket = thread_index(), job[c.P_TRACE], True, _I32(0)
+    fetching, lane = uniform(thread & -c.LANES) == c.BLOCK - c.LANES, thread & (c.LANES - 1)
     while running:
-        if thread == 0:
-            store_shared_word(base, wait(own + c.W_LOG + WORD * ticket))
-            fence_gpu()
-            begin = clock() if trace != 0 else 0
+        if fetching:
+            ticket = draw(own, lane)
+            fetched = wait(own, ticket)
+            if lane == 0:
+                store_shared_word(base + c.H_WORD, fetched)
+            join_warp()
         barrier(0, c.BLOCK)
-        word = load_shared_word(base)
+        word = load_shared_word(base + c.H_WORD)
         low, high = uniform(word & _MASK), uniform(word >> 32)
         running = high >= 0
         if running:
-            run_chunk(job, low & _MASK, high, thread)
+            row, counter = job[c.P_ROWS] + c.ROW_BYTES * (low & _MASK), own + c.W_DONE + 4 * (high & (c.SLOTS - 1))
+            # Nobody writes these. So they come while the last warp makes sure that the operands can be seen.
+            units, grain = load_global_word(row + c.R_UNITS), load_global_word(row + c.R_GRAIN)
+            waits = high & (1 << (c.LOG_WAITS - 32))
+            if fetching:
+                load_acquire_word(own + c.W_LOG + WORD * ticket)  # ACQUIRE
+                if waits != 0:
+                    await_operands(base, own, high & (c.SLOTS - 1), counter, lane)
+                if trace != 0 and lane == 0:
+                    place = (job[c.P_ROOM] + job[c.P_WORKERS]) * number + ticket
+                    store_shared_word(base + c.H_TRACE, begin_trace(trace + c.TRACE_BYTES * place, word))
+                join_warp()
+            barrier(0, c.BLOCK)
+            if waits != 0 and load_shared_word(base + c.H_FAILED) != 0:
+                units = 0
+            run_chunk(job, counter, row, high, units, grain, thread)
             barrier(0, c.BLOCK)
             if thread == 0:
+                end = clock()
+                count_release(counter, 1)  # PUBLISH
                 if trace != 0:
-                    log_words = job[c.P_ROOM] + job[c.P_WORKERS]
-                    write_trace(trace + c.TRACE_BYTES * (log_words * number + ticket), begin, word)
-                ticket = add_global(own + c.W_TICKET, 1)  # comes back while the fence waits for the stores
-                fence_gpu()  # PUBLISH
-                count_global(own + c.W_DONE + 4 * (high & (c.SLOTS - 1)), 1)
+                    store_global_word(load_shared_word(base + c.H_TRACE) + c.Q_END, end)
 
 
 @device_function
-def wait(place):
-    """The word at a place of the log, as soon as it is there."""
-    word, rest = load_global_word(place), _REST
-    while word == 0:
-        sleep(rest)
-        rest = min(rest + _REST, _LONGEST_REST)
+def draw(own, lane):
+    """The next ticket."""
+    drawn = _I32(0)
+    if lane == 0:
+        drawn = add_global(own + c.W_TICKET, 1)
+    return from_lane(drawn, 0)
+
+
+@device_function
+def wait(own, ticket):
+    """The word of a ticket, as soon as it is there.
+
+    These looks do not acquire: that would take the L1 from the others on this multiprocessor, again and again.
+    """
+    place = own + c.W_LOG + WORD * ticket
+    word = load_global_word(place)
+    while ballot(word == 0) != 0:
+        front = 1
+        if ticket >= _NEAR:
+            front = load_global_word(place - WORD * _NEAR)
         word = load_global_word(place)
+        if ballot(front == 0) != 0:
+            sleep(_REST)
     return word
 
 
 @device_function
-def run_chunk(job, low, high, thread):
-    """Run the units of a chunk: `low` and `high` are the halves of its log word.
+def await_operands(base, own, slot, own_counter, lane):
+    """Wait until each counter has come to what the slot's record says. If a chunk of those failed, so does this one.
 
-    Threads that begin after an exception do nothing. Parameters are read anew for each unit, as if it were the only
-    one: what a loop over units could compute once might round otherwise than it does in a kernel of its own.
+    Counters only grow. So one whose slot has another task by now has come to it, and stays so.
     """
-    row = job[c.P_ROWS] + c.ROW_BYTES * low
-    chunk = (high >> (c.LOG_CHUNK - 32)) & ((1 << (c.LOG_FUNCTION - c.LOG_CHUNK)) - 1)
+    failed, other = False, lane
+    while other < c.SLOTS:  # once, but the compiler has to see that: no range
+        counter = own + c.W_DONE + 4 * other
+        goal = load_global(own + c.W_RECORDS + c.RECORD_BYTES * slot + 4 * other)
+        if goal != 0:
+            done = load_global(counter)
+            while done & c.COUNT < goal:
+                done = load_global(counter)
+            failed = failed or done < 0
+            load_acquire(counter)  # OPERANDS
+        other += c.LANES
+    join_warp()
+    any_failed = ballot(failed)
+    if lane == 0:
+        store_shared_word(base + c.H_FAILED, any_failed)
+        if any_failed != 0:
+            set_global(own_counter, c.FAILED)
+    join_warp()
+
+
+@device_function
+def run_chunk(job, counter, row, high, units, grain, thread):
+    """Run the units of a chunk.
+
+    Parameters are read anew for each unit, as if it were the only one: what a loop over units could compute once might
+    round otherwise than it does in a kernel of its own.
+
+    Args:
+        job, thread: see `work`.
+        counter: address of the slot's.
+        row: address of the task's.
+        high: the upper half of the log word.
+        units, grain: of the row.
+    """
+    chunk = (high >> (c.LOG_CHUNK - 32)) & ((1 << (c.LOG_WAITS - c.LOG_CHUNK)) - 1)
     function = high >> (c.LOG_FUNCTION - 32)
-    units, grain = load_constant_word(row + c.R_UNITS), load_constant_word(row + c.R_GRAIN)
     first = grain * chunk
     stop = min(first + grain, units)
-    if ballot(load_global(job[c.P_FAILURE])) != 0:
-        stop = first
     while first < stop:
         unit = first + thread
         if unit < stop:
             code = run_unit(function, row + c.R_PARAMETERS, unit)
             if code != 0:
-                fail(job[c.P_FAILURE], code, load_constant_word(row + c.R_TASK), unit)
+                fail(job[c.P_FAILURE], counter, code, load_constant_word(row + c.R_TASK), unit)
         first += c.BLOCK
         keep_once()
 
 
 @device_function
-def fail(cell, code, task, unit):
-    """Note the first exception."""
+def fail(cell, counter, code, task, unit):
+    """Note the first exception. Whoever sees the chunk counted sees that there was one."""
+    set_global(counter, c.FAILED)
     if swap_global_word(cell, 0, code) == 0:
         store_global_word(cell + WORD, task)
         store_global_word(cell + 2 * WORD, unit)
 
 
 @device_function
-def write_trace(row, begin, word):
-    """Note when and where a chunk ran."""
-    store_global_word(row + c.Q_BEGIN, begin)
-    store_global_word(row + c.Q_END, clock())
+def begin_trace(row, word):
+    """Note when and where a chunk begins; the row again."""
+    store_global_word(row + c.Q_BEGIN, clock())
     store_global_word(row + c.Q_WORD, word)
     store_global_word(row + c.Q_PLACE, block_index())
+    return row

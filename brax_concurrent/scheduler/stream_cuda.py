@@ -11,7 +11,9 @@ import numpy as np
 from brax_concurrent.backends import cuda_driver, task_cuda, task_link
 from brax_concurrent.backends.arguments import Argument, ArgumentType, ArrayArgument
 from brax_concurrent.scheduler import cuda_flags, cuda_list, cuda_list_hw, list_tables
+from brax_concurrent.scheduler.arrays import MEMORY
 from brax_concurrent.scheduler.kernel import Kernel
+from brax_concurrent.scheduler.task import PREDICATE_BYTES
 from brax_concurrent.scheduler.window import Encoded
 
 if TYPE_CHECKING:
@@ -87,12 +89,14 @@ class CudaTasks:
         functions = sorted({code.symbol: code for code in codes}.values(), key=lambda code: code.symbol)
         numbers = {code.symbol: number for number, code in enumerate(functions)}
         arguments, units = self._columns()
+        predicates = [0 if call.predicate is None else call.predicate.address for call in self._calls]
         tables = list_tables.build_tables(
             self._footprints(),
             units,
             [numbers[code.symbol] for code in codes],
             [task_cuda.parameter_words(own) for own in arguments],
-            [0 if call.predicate is None else call.predicate.address for call in self._calls],
+            predicates,
+            np.array([(MEMORY, each, each + PREDICATE_BYTES * (each != 0)) for each in predicates], np.int64),
             self._lengths,
         )
         names = [call.kernel.name for call in self._calls]

@@ -15,6 +15,7 @@
 #define ALONE 3      /* nobody waits for anybody */
 #define OVERWRITE 4  /* write after read (1 -> 2), write after write (0 -> 2, 1 -> 3) */
 #define PREDICATES 5 /* 1 and 2 may be skipped; it is 1, if it is not skipped itself, that says whether 2 is */
+#define FLAGS 6      /* 2 waits for 0 and 1, but it is 0 alone that says whether it is skipped; 3 waits for 1 and 2 */
 
 #ifndef GRAPH
 #define GRAPH DIAMOND
@@ -47,8 +48,13 @@
 #define READS(k)  (((k) == 1) * A + ((k) == 2) * B + ((k) == 3) * (B + C))
 #define WRITES(k) (((k) == 0) * A + ((k) == 1) * B + ((k) == 2) * C + ((k) == 3) * A)
 #define PREDICATE(k) (((k) == 1) * A + ((k) == 2) * B)
+#elif GRAPH == FLAGS
+#define FIELDS 3
+#define READS(k)  (((k) == 1) * A + ((k) == 2) * (A + B) + ((k) == 3) * C)
+#define WRITES(k) (((k) == 0) * A + ((k) == 1) * B + ((k) == 2) * C + ((k) == 3) * B)
+#define PREDICATE(k) (((k) == 2) * A)
 #else
-#error "GRAPH must be CHAIN, DIAMOND, ALONE, OVERWRITE or PREDICATES"
+#error "GRAPH must be CHAIN, DIAMOND, ALONE, OVERWRITE, PREDICATES or FLAGS"
 #endif
 
 /* Read after write, write after read and write after write. */

@@ -2,20 +2,24 @@
  *
  * A task has UNITS(task) chunks. The dispatcher keeps the window to itself. It shares with the workers
  *
- *   log      a word for each chunk: which task, which chunk, which slot. 0: not written yet
+ *   log      a word for each chunk: which task, which chunk, which slot, whether it is to wait. 0: not written yet
  *   ticket   how many tickets were drawn. Ticket n is place n of the log
  *   done     for each slot the chunks that were finished there, ever
+ *   record   for each slot whose task was issued early: what the counters come to for which its chunks wait
  *
  * A worker draws a ticket and waits for its place of the log. The dispatcher compares done[slot] with the sum of all
  * chunks that it has issued from the slot: when they are equal, its task is finished. So nothing is used twice or set
  * back. At the end it writes a last word for each worker.
+ *
+ * A task may be issued early, as soon as all that it waits for was issued. Whether it is, is open here: so the code may
+ * bound how many chunks wait in any way, or not at all.
  *
  * What SPIN shows, for every order in which dispatcher and workers can move and in which ready tasks are issued:
  *
  *   - each chunk of each task runs exactly once, or the task is skipped                 (`begin`, `init`)
  *   - it runs after all chunks of all tasks that its task conflicts with have finished  (`begin`)
  *   - it reads what they wrote, and nobody overwrites that while it runs                (`look`, memory.pml)
- *   - predicates are looked at when what they depend on has finished                    (`ask`)
+ *   - predicates are looked at when those that may write them have finished             (`ask`)
  *   - at the end memory holds what program order leaves there                           (`init`)
  *   - nobody waits for ever                                                             (`terminates`)
  *
@@ -48,6 +52,7 @@
 
 #define NONE 255
 #define END 254
+#define WAITS 128      /* a bit of a word */
 #define WORD(slot, id, unit) (1 + ((slot) * TASKS + (id)) * PARTS + (unit))
 #define UNIT_OF(word) (((word) - 1) % PARTS)
 #define TASK_OF(word) ((((word) - 1) / PARTS) % TASKS)
@@ -56,6 +61,7 @@
 byte log[CHUNKS + WORKERS];
 byte ticket;
 byte done[SLOTS];
+byte record[SLOTS * SLOTS];
 
 /* What the checks remember. Neither dispatcher nor workers look at these. */
 byte started[TASKS];     /* masks of chunks */
@@ -70,6 +76,7 @@ hidden byte p;
 hidden byte s;
 hidden byte right;
 hidden byte place;
+hidden byte writers;
 hidden int cells;
 
 /* --- the checks ---------------------------------------------------------------------------- */
@@ -209,6 +216,15 @@ inline draw() {
 #endif
 }
 
+#define THERE(i, s) (done[s] >= record[(i) * SLOTS + (s)])
+#if SLOTS == 1
+#define OPERANDS(i) THERE(i, 0)
+#elif SLOTS == 2
+#define OPERANDS(i) (THERE(i, 0) && THERE(i, 1))
+#else
+#define OPERANDS(i) (THERE(i, 0) && THERE(i, 1) && THERE(i, 2))
+#endif
+
 proctype worker(byte me) {
   byte mine;             /* its ticket */
   byte word;
@@ -222,6 +238,14 @@ proctype worker(byte me) {
 #endif
      if
      :: word == END -> break
+     :: word != END && (word & WAITS) ->
+        d_step { word = word - WAITS; touch(me) };      /* meanwhile others that share the L1 read all there is */
+#ifndef BUG_NO_WAIT
+        AWAIT(OPERANDS(SLOT_OF(word)));
+#endif
+#ifndef BUG_OPERANDS
+        d_step { forget(me) }                           /* ACQUIRE: what a counter says is over can be seen */
+#endif
      :: else
      fi;
      work(me, TASK_OF(word), UNIT_OF(word));
@@ -240,13 +264,18 @@ proctype worker(byte me) {
 /* --- the dispatcher ------------------------------------------------------------------------ */
 
 #define FINISHED(i) ((running & BIT(i)) && done[i] == target[i])
-#define READY(i) ((busy & ~running & BIT(i)) && upstream[i] == 0)
 #ifdef BUG_PREDICATE
-#define ASKABLE(i) ((busy & ~running & BIT(i)) && !(asked & BIT(i)) && PREDICATE(kind[i]))
+#define KNOWN(i) true
 #else
-#define ASKABLE(i) (READY(i) && !(asked & BIT(i)) && PREDICATE(kind[i]))
+#define KNOWN(i) (flags[i] == 0)
 #endif
-#define ISSUABLE(i) (READY(i) && (!PREDICATE(kind[i]) || (asked & BIT(i))))
+#define ASKABLE(i) ((busy & ~running & BIT(i)) && PREDICATE(kind[i]) && !(asked & BIT(i)) && KNOWN(i))
+#ifdef BUG_EARLY
+#define MAY_ISSUE(i) (busy & ~running & BIT(i))
+#else
+#define MAY_ISSUE(i) ((busy & ~running & BIT(i)) && (upstream[i] & ~running) == 0)
+#endif
+#define ISSUABLE(i) (MAY_ISSUE(i) && (!PREDICATE(kind[i]) || (asked & BIT(i))))
 #if SLOTS == 1
 #define ANY(what) what(0)
 #elif SLOTS == 2
@@ -275,7 +304,22 @@ inline retire(i) {
   asked = asked & ~BIT(i);
   s = 0;
   do
-  :: s < SLOTS -> upstream[s] = upstream[s] & ~BIT(i); s++
+  :: s < SLOTS -> upstream[s] = upstream[s] & ~BIT(i); flags[s] = flags[s] & ~BIT(i); s++
+  :: else -> break
+  od;
+  s = 0
+}
+
+/* Write down what the chunks of a slot's task wait for. */
+inline write_record(i) {
+  s = 0;
+  do
+  :: s < SLOTS ->
+     if
+     :: upstream[i] & BIT(s) -> record[(i) * SLOTS + s] = target[s]
+     :: else -> record[(i) * SLOTS + s] = 0
+     fi;
+     s++
   :: else -> break
   od;
   s = 0
@@ -285,6 +329,7 @@ inline retire(i) {
 inline insert() {
   place = NONE;
   right = 0;                                            /* the newcomer's upstream mask */
+  writers = 0;                                          /* and those that may write its predicate */
   s = 0;
   do
   :: s < SLOTS ->
@@ -297,12 +342,17 @@ inline insert() {
 #endif
      :: else
      fi;
+     if
+     :: (right & BIT(s)) && (WRITES(kind[s]) & PREDICATE(entered)) -> writers = writers | BIT(s)
+     :: else
+     fi;
      s++
   :: else -> break
   od;
   busy = busy | BIT(place);
   kind[place] = entered;
   upstream[place] = right;
+  flags[place] = writers;
   printf("worker %d, the dispatcher, lets task %d into slot %d, behind slots 0x%x\n", WORKERS, entered, place, right);
   entered++
 }
@@ -313,11 +363,13 @@ active proctype dispatcher() {
   byte asked;            /* slots whose predicate was found to hold */
   byte kind[SLOTS];
   byte upstream[SLOTS];  /* mask of the slots that a slot waits for */
+  byte flags[SLOTS];     /* those of them that may write its predicate */
   byte target[SLOTS];    /* what done comes to when the slot's task is finished */
   byte entered;          /* the stream: the next task to enter */
   byte issued;           /* words of the log */
   byte slot;
   byte unit;
+  byte mark;             /* on the words of what is issued early */
 
   do
   :: ANY(FINISHED) ->
@@ -331,6 +383,14 @@ active proctype dispatcher() {
   :: ANY(ISSUABLE) ->                                   /* ISSUE */
      CHOOSE(ISSUABLE);
      d_step {
+       if
+       :: upstream[slot] != 0 ->                        /* EARLY */
+          mark = WAITS;
+#ifndef BUG_LATE_RECORD
+          write_record(slot)
+#endif
+       :: else -> mark = 0
+       fi;
        running = running | BIT(slot);
 #ifdef BUG_FIRST
        target[slot] = target[slot] + 1;
@@ -342,14 +402,24 @@ active proctype dispatcher() {
      do
      :: unit < UNITS(kind[slot]) ->
         d_step {
-          log[issued] = WORD(slot, kind[slot], unit);
-          printf("worker %d, the dispatcher, issues chunk %d of task %d as word %d\n", WORKERS, unit, kind[slot], issued);
+          log[issued] = WORD(slot, kind[slot], unit) + mark;
+          printf("worker %d, the dispatcher, issues chunk %d of task %d as word %d, to wait: %d\n", WORKERS, unit, kind[slot], issued, mark != 0);
           issued++;
           unit++
         }
      :: else -> break
      od;
+#ifdef BUG_LATE_RECORD
+     skip;
+     d_step {
+       if
+       :: mark == WAITS -> write_record(slot)
+       :: else
+       fi
+     };
+#endif
      unit = 0;
+     mark = 0;
      slot = 0
   :: ANY(ASKABLE) ->                                    /* PREDICATE */
      CHOOSE(ASKABLE);

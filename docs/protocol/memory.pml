@@ -77,6 +77,11 @@ inline load(v, which, right) {
   fi
 }
 
+/* Warp v gets copies of all cells, whatever is in them. */
+inline touch(v) {
+  warp[v].copies = BIT(CELLS) - 1
+}
+
 inline forget(v) {
   warp[v].copies = 0;
   warp[v].stale = 0

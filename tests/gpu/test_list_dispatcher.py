@@ -105,7 +105,7 @@ def test_a_timeline(tmp_path):
     at = {row.task: row for row in timeline.intervals}
     for row in timeline.intervals:
         assert row.begin <= row.end
-        assert all(at[older].end <= row.begin for older in row.waits_for)
+        assert row.skipped or all(at[older].end <= row.begin for older in row.waits_for)
     assert timeline.makespan > 0
     assert timeline.lane_name == "block"
 

@@ -232,7 +232,8 @@ def test_a_timeline(gpu, tmp_path):
         (1, True, (0,)),
         (3, False, (1,)),
     ]
-    assert rows[0].begin < rows[0].end <= rows[1].begin == rows[1].end <= rows[2].begin < rows[2].end
+    assert rows[0].begin < rows[0].end <= rows[2].begin < rows[2].end
+    assert rows[1].begin == rows[1].end <= rows[2].begin  # nobody writes its predicate
     assert timeline.lane_name == "block"
     x = np.array([-1.0])
     stream.add(fallible, units=1, x=on_gpu(x), y=on_gpu(y))
@@ -248,7 +249,7 @@ def test_a_task_that_does_not_end_is_named(gpu, monkeypatch):
     stream.add(fill, units=2, value=1.0, y=on_gpu(y))
     stream.add(fill, units=0, value=1.0, y=on_gpu(y))
     stream.add(forever, units=1, y=on_gpu(y[:1]))
-    monkeypatch.setenv("BRAX_CONCURRENT_TIMEOUT", "0.0005")  # in nanoseconds of the emulator 100,000 moves
+    monkeypatch.setenv("BRAX_CONCURRENT_TIMEOUT", "0.0002")  # in nanoseconds of the emulator 40,000 moves
     with pytest.raises(
         RuntimeError,
         match=r"task 2, kernel forever, in slot \d+ of the window did not end within 0 ms, nor did any other",
