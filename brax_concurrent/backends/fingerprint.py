@@ -18,16 +18,16 @@ import numpy as np
 
 from brax_concurrent.backends.native import source_hash
 
-_MODULES = ("math", "numpy", "numba.cuda")
-_OWN_MODULES = ("brax_concurrent.backends.vector_loads",)  # whose content counts
+_MODULES = ("math", "numpy")
+_OWN_MODULES = ("brax_concurrent.backends.gpu_units",)  # whose content counts
 _CONSTANTS = (bool, int, float, complex, str, bytes, type(None))
 
 
 def fingerprint(function: Callable[..., Any]) -> str | None:
     """The function's code and constants, with the versions of Python, NumPy and Numba; None if they do not tell it all.
 
-    Global names may be the modules math, numpy, numba.cuda and vector_loads, built-in functions and numbers. A function
-    with variables of enclosing functions, or with functions inside, has no fingerprint.
+    Global names may be the modules math, numpy and gpu_units, built-in functions and numbers. A function with variables
+    of enclosing functions, or with functions inside, has no fingerprint.
     """
     code = function.__code__
     if code.co_freevars or any(isinstance(each, types.CodeType) for each in code.co_consts):

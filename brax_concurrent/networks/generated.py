@@ -26,7 +26,7 @@ ACTIVATE: dict[str | None, str] = {
 }
 
 
-FENCE = "cuda.threadfence_block()"
+FENCE = "gpu.fence()"
 MOST_UNITS = 1 << 31
 MOST_WRITTEN_OUT = 49  # places of a filter
 PIXEL = """
@@ -151,9 +151,9 @@ def {name}(unit, {", ".join([*xs, *others])}, y):
 """
     scope: dict[str, Any] = {}
     if fenced:
-        from numba import cuda  # needs numba-cuda
+        from brax_concurrent.backends import gpu_units  # needs numba-cuda
 
-        scope["cuda"] = cuda
+        scope["gpu"] = gpu_units
     return define(name, source, (*xs, *others), **scope)
 
 

@@ -17,9 +17,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from numba import cuda
-
-from brax_concurrent.backends import vector_loads
+from brax_concurrent.backends import gpu_units
 from brax_concurrent.networks.generated import ACTIVATE, FENCE, PIXEL, define, indent, named
 from brax_concurrent.scheduler.kernel import Kernel
 
@@ -140,12 +138,12 @@ def {name}(unit, x, w, {"b, " if biased else ""}y, stride, top, left, dilation):
         for kx in range(w.shape[1]):
             f = w[ky, kx]
 {indent(_columns(block), 3)}
-{indent((f"a0_0 += cuda.shfl_xor_sync(0xFFFFFFFF, a0_0, {lanes >> n})" for n in range(1, lanes.bit_length())), 1)}
+{indent((f"a0_0 += gpu.exchange(a0_0, np.int32({lanes >> n}))" for n in range(1, lanes.bit_length())), 1)}
     if there:
 {indent(results, 2)}
 """
     reads = ("x", "w", *(("b",) if biased else ()))
-    return define(name, source, reads, cuda=cuda, vector_loads=vector_loads)
+    return define(name, source, reads, gpu=gpu_units)
 
 
 _ALONE = """
@@ -203,7 +201,7 @@ def _load(names: list[str], array: str, index: str) -> str:
     """The neighbouring elements of an array from an index on."""
     if len(names) == 1:
         return f"{names[0]} = {array}[{index}]"
-    return f"{', '.join(names)} = vector_loads.load{len(names)}({array}, {index})"
+    return f"{', '.join(names)} = gpu.load{len(names)}({array}, {index})"
 
 
 # --- depthwise --------------------------------------------------------------------------------------------------------
@@ -225,7 +223,7 @@ def {name}(unit, x, w, {"b, " if biased else ""}y, stride, top, left, dilation):
 {indent(ACTIVATE[activation], 1)}
     y[row, column, c] = v
 """
-    return define(name, source, ("x", "w", *(("b",) if biased else ())), cuda=cuda)
+    return define(name, source, ("x", "w", *(("b",) if biased else ())), gpu=gpu_units)
 
 
 _AHEAD = 25  # places of a filter, in whole rows

@@ -31,12 +31,12 @@ FORMS = [
 
 
 class Lanes:
-    """What kernels call of `numba.cuda` and vector_loads.py, for the 32 threads of a warp."""
+    """What kernels call of gpu_units.py, for the 32 threads of a warp."""
 
     def __init__(self):
         self.barrier, self.values, self.own = threading.Barrier(WARP), [None] * WARP, threading.local()
 
-    def threadfence_block(self):
+    def fence(self):
         pass
 
     def load2(self, array, index):
@@ -49,8 +49,7 @@ class Lanes:
         assert index % 4 == 0
         return tuple(array[index : index + 4])
 
-    def shfl_xor_sync(self, mask, value, lanes):
-        assert mask == 0xFFFFFFFF
+    def exchange(self, value, lanes):
         self.values[self.own.lane] = value
         self.barrier.wait(10)
         found = self.values[self.own.lane ^ lanes]
@@ -61,7 +60,7 @@ class Lanes:
 def run(kernel, units, warps, *arguments):
     """All units of a kernel; in warps of threads if they exchange values."""
     lanes = Lanes()
-    scope = {**kernel.function.__globals__, "cuda": lanes, "vector_loads": lanes}
+    scope = {**kernel.function.__globals__, "gpu": lanes}
     function = types.FunctionType(kernel.function.__code__, scope)
     if not warps:
         for unit in range(units):
