@@ -128,11 +128,11 @@ def await_operands(base, own, slot, own_counter, lane):
     Counters only grow. So one whose slot has another task by now has come to it, and stays so.
     """
     failed, other = False, lane
-    while other < c.SLOTS:  # once, but the compiler has to see that: no range
+    while other < c.SLOTS:  # once with 32 lanes, which the compiler does not see in a range
         counter = own + c.W_DONE + 4 * other
         goal = load_global(own + c.W_RECORDS + c.RECORD_BYTES * slot + 4 * other)
+        done = load_global(counter)
         if goal != 0:
-            done = load_global(counter)
             while done & c.COUNT < goal:
                 done = load_global(counter)
             failed = failed or done < 0
