@@ -97,6 +97,24 @@ def test_a_network_with_predicates_has_the_bits_of_program_order():
     assert expected[1].copy_to_host().tobytes() == found[1].copy_to_host().tobytes()
 
 
+@pytest.mark.parametrize(("rows", "units"), [(6, 1), (24, 64), (12, 20_000)])
+def test_small_tasks_of_a_random_graph_have_the_bits_of_program_order(rows, units):
+    """Most wait in a worker, for several others, and slots are used again at once."""
+    rng = np.random.default_rng(rows)
+    start = rng.uniform(0.5, 1, (rows, units))
+    found, expected = on_device(start), on_device(start)
+    streams = [bc.TaskStream(), bc.TaskStream()]
+    for _ in range(1500):
+        (one, other), a = rng.choice(rows, 2, replace=False), float(rng.choice([-0.25, 0.25]))
+        for stream, values in zip(streams, (found, expected), strict=True):
+            stream.add(axpy, units=units, a=a, x=values[one], y=values[other])
+    streams[1].run("serial")
+    for repeat in range(3):
+        found.copy_to_device(start)
+        streams[0].run("hw")
+        assert found.copy_to_host().tobytes() == expected.copy_to_host().tobytes(), repeat
+
+
 def test_a_timeline(tmp_path):
     stream, _, _ = layers(2)
     timeline = stream.run("hw", trace=tmp_path / "trace.json")
