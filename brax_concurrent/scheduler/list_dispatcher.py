@@ -26,8 +26,8 @@ number is used twice, nothing is set back, and nobody has to find out who was th
 that a chunk of the slot raised an exception: then the dispatcher issues nothing any more.
 
 From the end of a task over the dispatcher to its dependent are two hops between multiprocessors. So a task is issued
-*early* when all that it waits for has been issued, by words that are marked. Before, the lanes write into the record of
-its slot what each counter comes to when the task that it waits for there is finished. Its workers look at the counters
+*early* when all that it waits for is issued before or with it, by words that are marked. First the lanes write into the
+record of its slot what each counter comes to when the task that it waits for there is finished. Its workers look at the counters
 until they have come to that, and begin: one hop. A record is written anew after its task has retired, when all that
 read it have counted; and a counter whose slot has another task by now has come to what the record says, and stays so.
 
@@ -153,12 +153,13 @@ def dispatch(job, own, lane):
         while changed:
             changed = False
             ready = (state == c.PENDING) & (upstream == 0) & (predicate == 0)
-            may_wait, early = choose_early(job, state, upstream, seq, chunks, predicate, target - done)
+            left = target - done + (chunks if ready else 0)
+            may_wait, early = choose_early(job, ready, state, upstream, seq, chunks, predicate, left)
             chosen, more = ready | early, more or may_wait != 0
             if ballot(chosen) != 0:  # ISSUE
+                target, more = _I32(target + (chunks if chosen else 0)), True
                 record(own, lane, early, upstream, target)
                 issued = issue(own, lane, chosen, seq, chunks, word | (_WAITS if early else 0), issued)
-                target, more = _I32(target + (chunks if chosen else 0)), True
                 state = _I32(c.RUNNING if chosen else state)
             asking = (state == c.PENDING) & (predicate != 0) & (flag_upstream == 0)
             if ballot(asking) != 0:
@@ -201,25 +202,34 @@ def ask(job, asking, predicate, task):
 
 
 @device_function
-def choose_early(job, state, upstream, seq, chunks, predicate, left):
-    """EARLY: choose tasks whose upstream was issued, to wait in workers: all, or the oldest for which there is room.
+def choose_early(job, ready, state, upstream, seq, chunks, predicate, left):
+    """EARLY: choose tasks whose upstream is issued, to wait in workers, and those that wait for these, and so on.
+
+    If there is no room for all of them, choose the oldest for which there is and whose upstream is issued already.
 
     Args:
         job, state, upstream, seq, chunks, predicate: see `dispatch`.
-        left: chunks of the lane's slot that were issued and not finished, as far as is known.
+        ready: whether the lane's task is about to be issued.
+        left: chunks of the lane's slot that are issued and not finished, as far as is known.
 
     Returns:
-        Mask of all such slots, whether there is room for them or not; whether the lane's is chosen.
+        Mask of slots that may be issued early, if there is room; whether the lane's is chosen.
     """
-    runs = state == c.RUNNING
-    others, half = ballot(runs), _I32(job[c.P_WORKERS] >> 1)
-    early = (state == c.PENDING) & (upstream != 0) & (upstream & ~others == 0) & (predicate == 0) & (chunks <= half)
-    found = ballot(early)
+    runs, half = (state == c.RUNNING) | ready, _I32(job[c.P_WORKERS] >> 1)
+    able = (state == c.PENDING) & (upstream != 0) & (predicate == 0) & (chunks <= half)
+    others = ballot(runs)
+    first = able & (upstream & ~others == 0)
+    found, early = ballot(first), first
     if found != 0:
-        idle = _I32(job[c.P_WORKERS]) - total(left if runs else 0)
+        added = found
+        while added != 0:
+            others = _I32(others | added)
+            early = able & (upstream & ~others == 0)
+            added = _I32(ballot(early) & ~others)
+        idle = _I32(job[c.P_WORKERS]) - total(left)
         room = _I32(min(idle, half - total(chunks if runs & (upstream != 0) else 0)))
         if total(chunks if early else 0) > room:
-            early = early & (chunks <= room)
+            early = first & (chunks <= room)
             early = early & (seq == least(seq if early else _LAST))
     return found, early
 

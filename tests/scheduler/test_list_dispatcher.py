@@ -42,6 +42,12 @@ def chain(count, buffer=0):
     ]
 
 
+def handed_on(count):
+    """Each task waits for the one before, and for no other. At most 7."""
+    parts = [Segment(buffer, 4 * i, 4 * i + 4) for buffer in (0, 1) for i in range(4)]
+    return [Task("hands on", range(1), Footprint((a,), (b,))) for a, b in itertools.pairwise(parts[: count + 1])]
+
+
 def alone(count, buffer=0):
     """Nobody waits for anybody: they only read."""
     return [Task("alone", range(1), Footprint((Segment(buffer, 0, 4),))) for _ in range(count)]
@@ -212,7 +218,7 @@ def test_so_many_chunks_wait_as_workers_would_have_nothing_to_do_and_half_at_mos
         (half_of_the_workers, "_I32(job[c.P_WORKERS] >> 1)", "_I32(job[c.P_WORKERS])"),
         (half_of_the_workers, "half - total(chunks if runs & (upstream != 0) else 0)", "half"),
         (none_without_work, "min(idle, half", "min(half, half"),
-        (large_ones, "early & (chunks <= room)", "early"),
+        (large_ones, "first & (chunks <= room)", "first"),
     ],
 )
 def test_bounds_that_are_off_are_found(check, old, new):
@@ -228,10 +234,8 @@ def test_bounds_that_are_off_are_found(check, old, new):
 
 
 def test_what_waits_in_a_worker_does_nothing_after_an_exception():
-    parts = [Segment(buffer, 4 * i, 4 * i + 4) for buffer in (0, 1) for i in range(4)]
-    tasks = [Task("hands on", range(1), Footprint((a,), (b,))) for a, b in itertools.pairwise(parts)]
     for seed in range(8):
-        run = Run([tasks], [1] * 7, seed, fails=(0, 0), slow={(0, 0): 30_000}, resident=9)
+        run = Run([handed_on(7)], [1] * 7, seed, fails=(0, 0), slow={(0, 0): 30_000}, resident=9)
         assert len(marked(run)) > 1  # the second waits for the first only
         assert run.failure.tolist() == [7, 0, 0]
         assert set(run.began) == {(0, 0)}
@@ -311,8 +315,22 @@ MISTAKES = {
         "target - 1 if awaited else 0)",
     ),
     "a record is seen later than the word": ("    fence_gpu()\n    place", "    place"),
-    "a task is issued early whose upstream is not issued": (" & (upstream & ~others == 0)", ""),
-    "a task is issued early whose predicate is not known": (" & (predicate == 0) & (chunks", " & (chunks"),
+    "a task is issued early whose upstream is not issued": (
+        "first = able & (upstream & ~others == 0)",
+        "first = able",
+    ),
+    "a task is issued early with one that it waits for, whatever that is": (
+        "early = able & (upstream & ~others == 0)",
+        "early = able",
+    ),
+    "a record has what a counter came to before tasks that are issued at once": (
+        "record(own, lane, early, upstream, target)\n",
+        "record(own, lane, early, upstream, _I32(target - (chunks if chosen else 0)))\n",
+    ),
+    "a task is issued early whose predicate is not known": (
+        " & (predicate == 0) & (chunks <= half)",
+        " & (chunks <= half)",
+    ),
     "the window spans too much": ("newest - oldest <= c.REACH", "newest - oldest <= 2 * c.REACH"),
     "distances are one off": ("(newest - seq - 1)", "(newest - seq)"),
     "two tasks get one place of the log": ("before = _I32(before + (size if its_seq < seq else 0))", "pass"),
@@ -338,6 +356,10 @@ def chosen_runs(edit):
     """Runs made for some mistakes."""
     for seed in range(8):
         yield lambda seed=seed: Run([chain(8)], [1] * 8, seed, resident=9, edit=edit)
+    large = [*handed_on(4), *readers(1, Segment(0, 4, 8))]  # the second is too large to be issued early
+    for seed in range(4):
+        units, slow = [1, 5 * BLOCK, 1, 1, 1], {(0, 0): 30_000}
+        yield lambda seed=seed, u=units, slow=slow: Run([large], u, seed, slow=slow, resident=9, edit=edit)
     out, near = Segment(1, 0, 4), Segment(1, 4, 8)  # of one line
     tells = Task("tells", range(1), Footprint((out,), (Segment(0, 0, 4),)))
     told = [Task("told", range(1), Footprint((), (out,))), tells, *readers(12, near)]
