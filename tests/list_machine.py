@@ -163,7 +163,8 @@ class Run:
         self.machine.at_acquire.append(self.memory.acquire)
         if not trace:
             held[6] = 0
-        numbers = (timeout, shape.windows, window, len(tables.streams), shape.stride, shape.room, shape.workers)
+        numbers = (timeout, shape.windows, window, len(tables.streams), shape.stride, shape.room, shape.workers,
+                   tables.row_words)  # fmt: skip
         threads = lambda block: 32 if block < shape.windows else worker_threads  # noqa: E731
         warp = lambda block: 32 if block < shape.windows else 1  # noqa: E731
         self.machine.launch(entry, shape.blocks, threads, (0, *held, *numbers), warp)
@@ -181,7 +182,9 @@ class Run:
 
     def run_unit(self, function, parameters, unit):
         """The program's function: the one parameter is the task's number."""
-        number = yield from _loaded(self.machine, parameters)
+        yield
+        number = self.machine.shared.get((self.machine.current.block, parameters))
+        assert number is not None, "a unit begins before its parameters are there"
         assert function == 0
         assert (number, unit) not in self.began, f"unit {unit} of task {number} runs twice"
         self.began[number, unit] = self.machine.moves
@@ -223,10 +226,3 @@ class Run:
         for block in list(self.memory.unseen):
             self.memory.release(block)  # as the end of the kernel does
         assert self.memory.cells == expected
-
-
-def _loaded(machine, address):
-    yield
-    import ctypes
-
-    return machine.at(address, ctypes.c_int64).value

@@ -44,8 +44,9 @@ W_LOG = W_RECORDS + RECORD_BYTES * SLOTS
 FAILED, COUNT = -(1 << 31), (1 << 31) - 1  # the bits of a counter: whether a chunk raised an exception; the chunks
 
 # --- shared memory of a worker: bytes ---------------------------------------------------------------------------------
-H_WORD, H_FAILED, H_TRACE, SHARED_WORDS = 0, 8, 16, 3
-"""The log word of its chunk; if that waited, whether its upstream failed; if it is traced, the address of its row."""
+H_WORD, H_FAILED, H_TRACE, H_ROW = 0, 8, 16, 32
+"""The log word of its chunk; if that waited, whether its upstream failed; if it is traced, where that is written; and a
+copy of the task's row."""
 
 # --- a log word: 64 bits ----------------------------------------------------------------------------------------------
 LOG_SLOT, LOG_CHUNK, LOG_WAITS, LOG_FUNCTION = 32, 37, 49, 50  # where each begins; the row is below
@@ -67,6 +68,7 @@ P_SLOTS = 10  # of a window
 P_COUNT = 11  # streams
 P_STRIDE = 12  # bytes of a window's part of the work memory
 P_ROOM, P_WORKERS = 13, 14  # words of a log for chunks, and so many more, one for each worker of a window, for the end
-PARAMETERS = 15
+P_ROW_WORDS = 15  # 64-bit words of the longest row; so many can be read from any row on
+PARAMETERS = 16
 
 FREE, PENDING, RUNNING = 0, 1, 2  # a slot's state

@@ -1,8 +1,8 @@
 """Programs of the dispatcher of task streams as machine code: units' functions, the dispatcher, and what joins them.
 
-Numba compiles a unit's function to LLVM IR; with a few instructions around it that load its arguments from memory, it
-becomes a function (address of its parameters, unit). All of a program's functions are written into one kernel. The
-parameters are those words of `task_cuda.parameter_words`.
+Numba compiles a unit's function to LLVM IR; with a few instructions around it that load its arguments from shared
+memory, it becomes a function (offset of its parameters, unit). All of a program's functions are written into one
+kernel. The parameters are those words of `task_cuda.parameter_words`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.cuda.compiler import compile_cuda
@@ -28,14 +29,15 @@ from brax_concurrent.backends.arguments import ArgumentType, KernelError
 from brax_concurrent.backends.cuda import target
 from brax_concurrent.backends.cuda_driver import CudaError
 from brax_concurrent.backends.cuda_link import device_module
-from brax_concurrent.backends.list_layout import BLOCK, MAX_FUNCTIONS, PARAMETERS, SHARED_WORDS
+from brax_concurrent.backends.list_layout import BLOCK, H_ROW, MAX_FUNCTIONS, PARAMETERS, R_PARAMETERS
 from brax_concurrent.backends.native import WORD, source_hash
 from brax_concurrent.backends.objects import ObjectCache
 from brax_concurrent.backends.task_cuda import call_unit_of
 from brax_concurrent.backends.task_objects import task_key
 
 _I32, _I64 = ir.IntType(32), ir.IntType(64)
-_GLOBAL = 1  # the address space
+_GLOBAL, _SHARED = 1, 3  # address spaces
+_MOST_WORDS = 1500  # of a function's parameters: what shared memory holds of four blocks, and then some
 # Blocks that must fit a multiprocessor. A kernel's parameters are operands of instructions if it is launched by itself;
 # here they are loaded into registers. Networks' convolutions need 160 to 200 then, which leaves three blocks. For four
 # about 100 bytes are spilled, for five 500, for eight 1900.
@@ -52,12 +54,14 @@ class UnitCode:
     symbol    a hash of what follows
     texts     its modules of LLVM IR, the function first; equal for equal code in every process
     fastmath  floating-point operations may be reordered and approximated
+    words     of its parameters
     """
 
     name: str
     symbol: str
     texts: tuple[str, ...]
     fastmath: bool
+    words: int
 
 
 @dataclass(frozen=True)
@@ -84,7 +88,7 @@ def compile_unit(
     kept = None if key is None else ObjectCache().get(f"i{key}")
     if kept is not None:
         symbol, *texts = json.loads(kept)
-        return UnitCode(function.__name__, symbol, tuple(texts), fastmath)
+        return UnitCode(function.__name__, symbol, tuple(texts), fastmath, _words(arguments))
     code = _compile_unit(function, arguments, compute_capability, fastmath)
     if key is not None:
         ObjectCache().put(f"i{key}", json.dumps([code.symbol, *code.texts]).encode())
@@ -116,11 +120,18 @@ def _compile_unit(
     except Exception as error:  # Numba also fails in other ways than by its own exceptions
         raise KernelError(str(error)) from error
     entries = (caller.fndesc.mangled_name, result.fndesc.mangled_name)
-    return _canonical(function.__name__, [llvm_replace(text) for text in caller.library.llvm_strs], entries, fastmath)
+    symbol, texts = _canonical([llvm_replace(text) for text in caller.library.llvm_strs], entries, fastmath)
+    return UnitCode(function.__name__, symbol, texts, fastmath, _words(arguments))
+
+
+def _words(arguments: Sequence[ArgumentType]) -> int:
+    """64-bit words of such arguments, see `task_cuda.parameter_words`."""
+    scalars = (1 + (np.dtype(each.dtype).kind == "c") for each in arguments if each.ndim is None)
+    return sum(scalars) + sum(5 + 2 * each.ndim for each in arguments if each.ndim is not None)
 
 
 def _arguments_at(kinds: tuple[Any, ...]) -> Any:
-    """An intrinsic (address): the arguments whose words lie there, as a tuple."""
+    """An intrinsic (offset): the arguments whose words lie there in shared memory, as a tuple."""
 
     @intrinsic
     def arguments_at(typingctx, address):
@@ -129,11 +140,11 @@ def _arguments_at(kinds: tuple[Any, ...]) -> Any:
             for index, kind in enumerate(packer.argument_types):
                 place = builder.add(values[0], _I64(WORD * index))
                 if isinstance(kind, ir.PointerType):  # to global memory: generic loads are slower
-                    word = builder.load(builder.inttoptr(place, ir.PointerType(_I64, _GLOBAL)))
+                    word = builder.load(builder.inttoptr(place, ir.PointerType(_I64, _SHARED)))
                     near = builder.inttoptr(word, ir.PointerType(kind.pointee, _GLOBAL))
                     parts.append(builder.addrspacecast(near, kind))
                 else:
-                    parts.append(builder.load(builder.inttoptr(place, ir.PointerType(kind, _GLOBAL))))
+                    parts.append(builder.load(builder.inttoptr(place, ir.PointerType(kind, _SHARED))))
             unpacked = packer.from_arguments(builder, tuple(parts))
             return context.make_tuple(builder, signature.return_type, unpacked)
 
@@ -145,8 +156,8 @@ def _arguments_at(kinds: tuple[Any, ...]) -> Any:
 _DEFINED = re.compile(r'^(?:define [^@\n]*@|@)"([^"\n]+)"', re.MULTILINE)
 
 
-def _canonical(name: str, texts: list[str], entries: tuple[str, str], fastmath: bool) -> UnitCode:
-    """Numba's modules with names that follow from their contents.
+def _canonical(texts: list[str], entries: tuple[str, str], fastmath: bool) -> tuple[str, tuple[str, ...]]:
+    """The function's symbol, and Numba's modules with names that follow from their contents.
 
     Numba numbers functions as a process compiles them. Code that is kept on disk must neither depend on that, nor be
     taken for another function that got the same number in another process.
@@ -174,7 +185,7 @@ def _canonical(name: str, texts: list[str], entries: tuple[str, str], fastmath: 
             )
         inlined.append(text)
     first = prefix + str(numbers[entries[0]])
-    return UnitCode(name, symbol, (*(text.replace(f'"{first}"', f'"{symbol}"') for text in inlined),), fastmath)
+    return symbol, tuple(text.replace(f'"{first}"', f'"{symbol}"') for text in inlined)
 
 
 # --- programs -----------------------------------------------------------------------------------
@@ -201,10 +212,10 @@ def choice_ir(functions: Sequence[UnitCode], symbol: str) -> str:
     return nvvm.inlined(str(module), symbol)
 
 
-def frame_ir(symbol: str, dispatcher: str) -> str:
-    """The kernel around the dispatcher's function."""
+def frame_ir(symbol: str, dispatcher: str, words: int) -> str:
+    """The kernel around the dispatcher's function, for functions of so many words of parameters."""
     module = nvvm.new_module(symbol)
-    kind = ir.ArrayType(_I64, SHARED_WORDS)
+    kind = ir.ArrayType(_I64, (H_ROW + R_PARAMETERS) // WORD + words)
     shared = ir.GlobalVariable(module, kind, "state", addrspace=3)
     shared.linkage, shared.initializer = "internal", ir.Constant(kind, ir.Undefined)
     kernel = ir.Function(module, ir.FunctionType(ir.VoidType(), [_I64] * PARAMETERS), symbol)
@@ -238,14 +249,19 @@ def link_units(
 
     Raises:
         ImportError, CompileError: see nvvm.assemble.
-        ValueError: there are too many functions.
+        ValueError: there are too many functions, or one has too many arguments.
     """
     if len(functions) > MAX_FUNCTIONS:
         raise ValueError(f"hw runs at most {MAX_FUNCTIONS} kernels, counted by types of arguments, in one stream, "
                          f"got {len(functions)}")  # fmt: skip
+    words = max((function.words for function in functions), default=0)
+    for function in functions:
+        if function.words > _MOST_WORDS:
+            raise ValueError(f"kernel {function.name}: its arguments take {function.words} words of 8 bytes; under hw "
+                             f"there may be {_MOST_WORDS}")  # fmt: skip
     store, made_for = ObjectCache(cache_directory), f"{target(compute_capability)}|{source}"
     fast = all(function.fastmath for function in functions)
-    content = (made_for, frame_ir("frame", "dispatcher"), fast, *(function.symbol for function in functions))
+    content = (made_for, frame_ir("frame", "dispatcher", words), fast, *(function.symbol for function in functions))
     symbol = "l" + hashlib.sha256(repr(content).encode()).hexdigest()[:24]
     cubin = store.get(symbol)
     if cubin is not None:
@@ -267,7 +283,8 @@ def program_ptx(
 ) -> str:
     """PTX of a program, whose entry is `symbol`."""
     name, body = device_module(dispatcher, 1 + PARAMETERS, made_for, compute_capability, store)
-    texts = [frame_ir(symbol, name), body, choice_ir(functions, run_unit)]
+    words = max((function.words for function in functions), default=0)
+    texts = [frame_ir(symbol, name, words), body, choice_ir(functions, run_unit)]
     texts += [text for function in functions for text in function.texts]
     options = _FAST if all(function.fastmath for function in functions) else ()
     return nvvm.compile_ptx(texts, "dispatcher", compute_capability, options, _libdevice())

@@ -27,9 +27,9 @@ that a chunk of the slot raised an exception: then the dispatcher issues nothing
 
 From the end of a task over the dispatcher to its dependent are two hops between multiprocessors. So a task is issued
 *early* when all that it waits for is issued before or with it, by words that are marked. First the lanes write into the
-record of its slot what each counter comes to when the task that it waits for there is finished. Its workers look at the counters
-until they have come to that, and begin: one hop. A record is written anew after its task has retired, when all that
-read it have counted; and a counter whose slot has another task by now has come to what the record says, and stays so.
+record of its slot what each counter comes to when the task that it waits for there is finished. Its workers look at the
+counters until they have come to that, and begin: one hop. A record is written anew after its task has retired, when all
+that read it have counted; and a counter whose slot has another task by now has come to what the record says, and stays.
 
 Workers that wait do nothing else. So a task is issued early only if there is a worker for each of its chunks that would
 have nothing to do otherwise, and if not more than half of all workers wait then. What is beyond that is issued when its
@@ -103,16 +103,17 @@ def run_list(
     stride: int,
     room: int,
     workers: int,
+    row_words: int,
 ) -> int:
     """The whole kernel: what every thread of it runs.
 
     Args:
         base: offset of the shared memory, see list_layout.H_WORD.
         rows, entries, streams, memory, failure, errors, trace, skipped, timeout, windows, slots, count, stride, room,
-            workers: see list_layout.P_ROWS.
+            workers, row_words: see list_layout.P_ROWS.
     """
     job = (rows, entries, streams, memory, failure, errors, trace, skipped, timeout, windows, slots, count, stride,
-           room, workers)  # fmt: skip
+           room, workers, row_words)  # fmt: skip
     block = block_index()
     number = uniform(remainder(block, windows))
     own = memory + c.W_WINDOWS + stride * number

@@ -35,13 +35,15 @@ _MOST = 1 << 30  # chunks of all tasks together
 class Tables:
     """What runs. Tasks without units are in none of it: nobody waits for them.
 
-    rows     (n,) int64 words
+    rows     (n,) int64 words, at the end as many more as the longest row has
+    row_words    of the longest row
     entries  (tasks,) of ENTRY, stream after stream in program order
     streams  (streams,) of STREAM; those without any task that has units are left out
     tasks    (tasks,) int64 the number of each entry's task
     """
 
     rows: np.ndarray
+    row_words: int
     entries: np.ndarray
     streams: np.ndarray
     tasks: np.ndarray
@@ -138,17 +140,19 @@ def build_tables(
     entries["predicate"] = np.array(predicates, np.int64)[tasks] if len(tasks) else 0
     entries["chunks"] = chunks
     words: list[int] = [0] * (c.ROW_BYTES // WORD)  # no row begins at 0
+    longest = 0
     for index, task in enumerate(tasks.tolist()):
         place = WORD * len(words) // c.ROW_BYTES
         entries["word"][index] = functions[task] << c.LOG_FUNCTION | place
         row = [units[task], int(grain[index]), task, 0, *parameters[task]]
         words += row + [0] * (-len(row) % (c.ROW_BYTES // WORD))
+        longest = max(longest, len(row))
     streams = np.zeros(len(np.unique(owners)), STREAM)
     for stream, owner in zip(streams, np.unique(owners), strict=True):
         own = np.flatnonzero(owners == owner)
         stream["first"], stream["tasks"], stream["chunks"] = own[0], len(own), chunks[own].sum()
-    rows = np.array([word & (1 << 64) - 1 for word in words], np.uint64).view(np.int64)
-    return Tables(rows, entries, streams, tasks)
+    rows = np.array([word & (1 << 64) - 1 for word in words + [0] * longest], np.uint64).view(np.int64)
+    return Tables(rows, longest, entries, streams, tasks)
 
 
 @njit

@@ -43,7 +43,7 @@ _REST = 200  # nanoseconds between two looks of the others
 RUN_TASK = "brax_run_unit"  # the symbol of what calls a unit's function by its number
 
 run_unit = external(RUN_TASK, _I64, (_I32, _I64, _I64))
-"""(function, address of its parameters, unit): 0, or the number of the exception that it raised."""
+"""(function, offset of its parameters, unit): 0, or the number of the exception that it raised."""
 
 
 @device_function
@@ -71,9 +71,9 @@ def work(job, base, own, number):
         running = high >= 0
         if running:
             row, counter = job[c.P_ROWS] + c.ROW_BYTES * (low & _MASK), own + c.W_DONE + 4 * (high & (c.SLOTS - 1))
-            # Nobody writes these. So they come while the last warp makes sure that the operands can be seen.
-            units, grain = load_global_word(row + c.R_UNITS), load_global_word(row + c.R_GRAIN)
             waits = high & (1 << (c.LOG_WAITS - 32))
+            # Nobody writes the row. So it comes while the last warp makes sure that the operands can be seen.
+            copy_row(base, row, job[c.P_ROW_WORDS], thread)
             if fetching:
                 load_acquire_word(own + c.W_LOG + WORD * ticket)  # ACQUIRE
                 if waits != 0:
@@ -83,9 +83,8 @@ def work(job, base, own, number):
                     store_shared_word(base + c.H_TRACE, begin_trace(trace + c.TRACE_BYTES * place, word))
                 join_warp()
             barrier(0, c.BLOCK)
-            if waits != 0 and load_shared_word(base + c.H_FAILED) != 0:
-                units = 0
-            run_chunk(job, counter, row, high, units, grain, thread)
+            if waits == 0 or load_shared_word(base + c.H_FAILED) == 0:
+                run_chunk(job, counter, base + c.H_ROW, high, thread)
             barrier(0, c.BLOCK)
             if thread == 0:
                 end = clock()
@@ -148,7 +147,16 @@ def await_operands(base, own, slot, own_counter, lane):
 
 
 @device_function
-def run_chunk(job, counter, row, high, units, grain, thread):
+def copy_row(base, row, words, thread):
+    """Copy a task's row to shared memory, where all threads find their parameters at once."""
+    word = thread
+    while word < words:
+        store_shared_word(base + c.H_ROW + WORD * word, load_constant_word(row + WORD * word))
+        word += c.BLOCK
+
+
+@device_function
+def run_chunk(job, counter, row, high, thread):
     """Run the units of a chunk.
 
     Parameters are read anew for each unit, as if it were the only one: what a loop over units could compute once might
@@ -157,10 +165,10 @@ def run_chunk(job, counter, row, high, units, grain, thread):
     Args:
         job, thread: see `work`.
         counter: address of the slot's.
-        row: address of the task's.
+        row: offset of the copy of the task's.
         high: the upper half of the log word.
-        units, grain: of the row.
     """
+    units, grain = load_shared_word(row + c.R_UNITS), load_shared_word(row + c.R_GRAIN)
     chunk = (high >> (c.LOG_CHUNK - 32)) & ((1 << (c.LOG_WAITS - c.LOG_CHUNK)) - 1)
     function = high >> (c.LOG_FUNCTION - 32)
     first = grain * chunk
@@ -170,7 +178,7 @@ def run_chunk(job, counter, row, high, units, grain, thread):
         if unit < stop:
             code = run_unit(function, row + c.R_PARAMETERS, unit)
             if code != 0:
-                fail(job[c.P_FAILURE], counter, code, load_constant_word(row + c.R_TASK), unit)
+                fail(job[c.P_FAILURE], counter, code, load_shared_word(row + c.R_TASK), unit)
         first += c.BLOCK
         keep_once()
 

@@ -94,12 +94,12 @@ class Gpu:
         def run_unit(function, parameters, unit):
             yield
             kernel, types = self.functions[function]
-            words = (ctypes.c_int64 * 64).from_address(parameters)
-            values, place = [], 0
+            values, place = [], parameters
             for each in types:
                 count = 1 if each.ndim is None else 5 + 2 * each.ndim
-                values.append(decoded(each, list(words[place : place + count])))
-                place += count
+                words = [machine.shared[machine.current.block, place + 8 * word] for word in range(count)]
+                values.append(decoded(each, words))
+                place += 8 * count
             try:
                 kernel(unit, *values)
             except ValueError:
