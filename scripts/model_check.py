@@ -34,13 +34,13 @@ SMALL, LARGE, NEVER = "small", "large", "never"
 # A model with what it is compiled with; from which --size on it is searched for safety, and for liveness, which takes
 # several times as long.
 SIZES = (
-    ("dispatcher GRAPH=CHAIN WORKERS=3", SMALL, SMALL),
+    ("dispatcher GRAPH=CHAIN WORKERS=3", SMALL, LARGE),
     ("dispatcher GRAPH=DIAMOND", SMALL, SMALL),
     ("dispatcher GRAPH=DIAMOND SLOTS=3", SMALL, SMALL),
-    ("dispatcher GRAPH=CHAIN GANG=2", SMALL, SMALL),
+    ("dispatcher GRAPH=CHAIN GANG=2", SMALL, LARGE),
     ("dispatcher GRAPH=OVERWRITE TILES=2 GROUP=2", SMALL, LARGE),
     ("dispatcher GRAPH=PREDICATES SLOTS=3", SMALL, SMALL),
-    ("dispatcher GRAPH=CHAIN WINDOWS=2 WORKERS=1 TILES=2", SMALL, SMALL),
+    ("dispatcher GRAPH=CHAIN WINDOWS=2 WORKERS=1 TILES=2", SMALL, LARGE),
     ("units GRAPH=DIAMOND", SMALL, SMALL),
     ("units GRAPH=OVERWRITE SLOTS=3 PARTS=3", SMALL, SMALL),
     ("log GRAPH=DIAMOND", SMALL, SMALL),
@@ -49,7 +49,7 @@ SIZES = (
     ("log GRAPH=OVERWRITE SLOTS=3 PARTS=3", SMALL, LARGE),
     ("dispatcher GRAPH=DIAMOND WORKERS=3 SLOTS=3", LARGE, LARGE),
     ("dispatcher GRAPH=PREDICATES WORKERS=3 SLOTS=4", LARGE, LARGE),
-    ("dispatcher GRAPH=PREDICATES GANG=2 SLOTS=3", LARGE, LARGE),
+    ("dispatcher GRAPH=PREDICATES GANG=2 SLOTS=3", LARGE, NEVER),
     ("dispatcher GRAPH=ALONE SLOTS=4", LARGE, LARGE),
     ("dispatcher GRAPH=ALONE WORKERS=3 SLOTS=4", LARGE, NEVER),
     ("dispatcher GRAPH=PREDICATES TILES=2 SLOTS=3", LARGE, NEVER),
@@ -71,8 +71,11 @@ SIZES = (
 BUGS = (
     ("NO_FENCE", "dispatcher GRAPH=DIAMOND"),
     ("NO_ACQUIRE", "dispatcher GRAPH=OVERWRITE TILES=2 GROUP=2"),
+    ("LATE_FENCE", "dispatcher GRAPH=DIAMOND"),
     ("LOST_DONE", "dispatcher GRAPH=DIAMOND SLOTS=3"),
-    ("EPOCH", "dispatcher GRAPH=DIAMOND"),
+    ("ASK", "dispatcher GRAPH=DIAMOND"),
+    ("GRANTED", "dispatcher GRAPH=DIAMOND"),
+    ("OVERWRITE", "dispatcher GRAPH=DIAMOND"),
     ("END", "dispatcher GRAPH=DIAMOND"),
     ("RUNNING", "dispatcher GRAPH=DIAMOND"),
     ("PREDICATE", "dispatcher GRAPH=PREDICATES SLOTS=3"),
@@ -243,7 +246,7 @@ def main(arguments: list[str]) -> int:
         if first in asked
     ]
     runs += [Run(size, SAFETY, bug) for bug, size in BUGS]
-    runs += [Run(size, LIVENESS, bug) for bug, size in BUGS if bug == "EPOCH"]
+    runs += [Run(size, LIVENESS, bug) for bug, size in BUGS if bug in ("EPOCH", "ASK")]
     runs = [run for run in runs if options.only in f"{run.size} BUG_{run.bug}"]
     results = []
     print("| size | planted mistake | looked for | found | states | MB | s |")

@@ -183,8 +183,8 @@ class Run:
     def run_unit(self, function, parameters, unit):
         """The program's function: the one parameter is the task's number."""
         yield
-        number = self.machine.shared.get((self.machine.current.block, parameters))
-        assert number is not None, "a unit begins before its parameters are there"
+        number = self.machine.shared_word(self.machine.current.block, parameters)
+        assert 0 <= number < len(self.tasks), "a unit begins before its parameters are there"
         assert function == 0
         assert (number, unit) not in self.began, f"unit {unit} of task {number} runs twice"
         self.began[number, unit] = self.machine.moves

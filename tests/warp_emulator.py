@@ -15,6 +15,7 @@ import ctypes
 import functools
 import heapq
 import inspect
+import operator
 import random
 import types
 from dataclasses import dataclass, field
@@ -244,6 +245,15 @@ class Machine:
             self.inside = found[0]
         return kind.from_address(address)
 
+    def shared_word(self, block: int, offset: int) -> int:
+        """The int64 at an offset of a block's shared memory."""
+        low, high = (self.shared.get((block, offset + half), GARBAGE) for half in (0, 4))
+        return high << 32 | (low & 0xFFFFFFFF)
+
+    def set_shared_word(self, block: int, offset: int, value: int) -> None:
+        """Write an int64 of a block's shared memory, which consists of int32."""
+        self.shared[block, offset], self.shared[block, offset + 4] = signed(value), signed(value >> 32)
+
     def wrote(self) -> None:
         self.progress = self.moves
 
@@ -324,13 +334,30 @@ def _memory(m: Machine) -> dict[str, Any]:
 
         return swapped
 
+    def load_shared(offset):
+        yield
+        return m.shared[m.current.block, offset]
+
+    def store_shared(offset, value):
+        yield
+        assert offset % 4 == 0, f"offset {offset:#x} is not aligned"
+        if m.shared.get((m.current.block, offset)) != (value := signed(value)):
+            m.shared[m.current.block, offset] = value
+            m.wrote()
+
+    def exchange_shared(offset, value):
+        yield
+        before = m.shared[m.current.block, offset]
+        m.shared[m.current.block, offset] = signed(value)
+        return before
+
     def load_shared_word(offset):
         yield
-        return m.shared.get((m.current.block, offset), GARBAGE)
+        return m.shared_word(m.current.block, offset)
 
     def store_shared_word(offset, value):
         yield
-        m.shared[m.current.block, offset] = signed(value, 64)
+        m.set_shared_word(m.current.block, offset, value)
 
     word, half = ctypes.c_int64, ctypes.c_int32
     return {
@@ -339,7 +366,8 @@ def _memory(m: Machine) -> dict[str, Any]:
         "load_acquire": load(half, True), "load_acquire_word": load(word, True),
         "add_global": add, "count_release": count, "set_global": set_bits,
         "swap_global": swap(half), "swap_global_word": swap(word),
-        "load_shared_word": load_shared_word, "store_shared_word": store_shared_word,
+        "load_shared_word": load_shared_word, "store_shared_word": store_shared_word, "load_shared": load_shared,
+        "store_shared": store_shared, "exchange_shared": exchange_shared, "load_table": load(half),
     }  # fmt: skip
 
 
@@ -357,11 +385,16 @@ def _registers(m: Machine) -> dict[str, Any]:
 
     return {
         "thread_index": value(lambda: m.current.thread),
+        "block_threads": value(lambda: len(m.blocks[m.current.block])),
         "block_index": value(lambda: m.current.block),
+        "multiprocessor": value(lambda: m.current.block),
         "grid_blocks": value(lambda: m.grid),
         "keep_once": value(lambda: None),
         "clock": value(lambda: m.time),
         "lowest_bit": value(lowest_bit),
+        "highest_bit": value(lambda mask: (mask & 0xFFFFFFFF).bit_length() - 1),
+        "bit": value(lambda place: signed(1 << place if 0 <= place < 32 else 0)),
+        "ones": value(lambda mask: (mask & 0xFFFFFFFF).bit_count()),
         "remainder": value(lambda a, b: (a & 0xFFFFFFFF) % (b & 0xFFFFFFFF)),
     }
 
@@ -389,7 +422,8 @@ def _meeting(m: Machine) -> dict[str, Any]:
         yield
 
     return {**{name: together(name) for name in _COLLECTIVES}, "barrier": barrier, "sleep": pause,
-            "fence_gpu": fence, "fence_system": fence, "trap": trap}  # fmt: skip
+            "fence_gpu": fence, "fence_system": fence, "fence_device": fence, "fence_block": pause,
+            "trap": trap}  # fmt: skip
 
 
 def _ballot(lanes: list[Any]) -> list[int]:
@@ -412,5 +446,6 @@ _COLLECTIVES: dict[str, Any] = {
     "uniform": _uniform,
     "least": lambda lanes: [signed(min(int(value) & 0xFFFFFFFF for (value,) in lanes))] * len(lanes),
     "total": lambda lanes: [signed(sum(int(value) for (value,) in lanes))] * len(lanes),
+    "union": lambda lanes: [signed(functools.reduce(operator.or_, (value for (value,) in lanes)))] * len(lanes),
     "join_warp": lambda lanes: [None] * len(lanes),
 }

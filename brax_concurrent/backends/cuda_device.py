@@ -217,6 +217,10 @@ lowest_bit = _assembly(
     "lowest_bit", "{ .reg .b32 t; brev.b32 t, $1; bfind.shiftamt.u32 $0, t; }", 32, [32], "Its place; -1 of 0.", False
 )
 
+highest_bit = _assembly("highest_bit", "bfind.u32 $0, $1;", 32, [32], "Its place; -1 of 0.", False)
+bit = _assembly("bit", "shl.b32 $0, 1, $1;", 32, [32], "1 << $1 in 32 bits; 0 if that is not below 32.", False)
+ones = _assembly("ones", "popc.b32 $0, $1;", 32, [32], "How many bits are 1.", False)
+
 
 @intrinsic
 def keep_once(typingctx):

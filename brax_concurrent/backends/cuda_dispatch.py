@@ -14,37 +14,42 @@ T_OPS, T_FIRST_OP = 0, 1  # number of ops of a step; place of the first
 T_STEPS = 2
 T_RECORD = 3  # offset of the part's record in shared memory, bytes
 T_ARENA_BYTES = 4  # of one tile
-T_CONFLICTS = 5  # place of, for each kind of the part, a mask of 64 bits of the kinds that it conflicts with
-T_SHARE = 6  # where the part's blocks end, in 1/SHARES of the grid
+T_SHARE = 5  # where the part's blocks end, in 1/SHARES of the grid
 T_WORDS = 8
 SHARES = 1 << 16
-OP_FUNCTION, OP_KIND, OP_WHEN, OP_ROW_WORDS = 0, 1, 2, 4  # which function; its kind; bytes from an arena's start to a
-# row of 32 int32, all 0 where the op is not needed, or -1
+# Which function; its kind; bytes from an arena's start to a row of 32 int32, all 0 where the op is not needed, or -1;
+# the kinds of the part that it conflicts with, a mask of 64 bits
+OP_FUNCTION, OP_KIND, OP_WHEN, OP_CONFLICTS, OP_ROW_WORDS = 0, 1, 2, 4, 8
 
 # --- shared memory: bytes ---------------------------------------------------------------------------------------------
-LOCK, EPOCH, ABORT, NEXT_SEQ, TURN, VISITS, CLAIMS, ENDED = range(0, 32, 4)
+LOCK, ABORT, PASSES, TURN, VISITS, CLAIMS, ENDED, OVER = range(0, 32, 4)  # PASSES: how often somebody was dispatcher
 SLOTS = 32  # of a window
-SLOT_STATE = 64  # 0: free, PENDING or RUNNING
-SLOT_UPSTREAM = SLOT_STATE + 4 * SLOTS
-SLOT_TASK = SLOT_UPSTREAM + 4 * SLOTS  # op << TASK_OP | flight << TASK_FLIGHT | kind
-SLOT_STEP = SLOT_TASK + 4 * SLOTS
-SLOT_SEQ = SLOT_STEP + 4 * SLOTS  # in which order they came
-FLIGHT_PART = SLOT_SEQ + 4 * SLOTS  # 0: free, else the part's number and 1
+SLOT_TASK = 64  # op << TASK_OP | GUARDED | flight << TASK_FLIGHT | kind, or FREE
+SLOT_UPSTREAM = SLOT_TASK + 4 * SLOTS  # the slots that it waits for; itself, unless it holds a task that does not run
+SLOT_OLDER = SLOT_UPSTREAM + 4 * SLOTS  # the slots whose tasks came before
+SLOT_RECORD = SLOT_OLDER + 4 * SLOTS  # the part's number and 1 << PART_SHIFT | offset of its record in shared memory
+SLOT_BUNDLE = SLOT_RECORD + 4 * SLOTS
+SLOT_STEP = SLOT_BUNDLE + 4 * SLOTS
+SLOT_FUNCTION = SLOT_STEP + 4 * SLOTS
+FLIGHT_PART = SLOT_FUNCTION + 4 * SLOTS  # 0: free, else the part's number and 1
 FLIGHT_BUNDLE = FLIGHT_PART + 4 * SLOTS
 FLIGHT_OP = FLIGHT_BUNDLE + 4 * SLOTS  # the next to enter,
 FLIGHT_STEP = FLIGHT_OP + 4 * SLOTS  # in which step
-MAIL = FLIGHT_STEP + 4 * SLOTS  # of each gang: what it is to do next
-MAIL_OP, MAIL_PART, MAIL_BUNDLE, MAIL_STEP, MAIL_SLOT, MAIL_BYTES = 0, 4, 8, 12, 16, 32
-MAX_GANGS = 16
-STATE_BYTES = MAIL + MAIL_BYTES * MAX_GANGS
+MAIL = FLIGHT_STEP + 4 * SLOTS  # of each gang: the slot of its task, or what follows
+LEAVE, WAITS, ASKS = -1, -2, -3  # ASKS: nothing was finished; ASKS - 1 - slot: that slot's task was
+LAST = MAIL + 4 * SLOTS  # of each gang: the op that it ran last, where the policy is SAME_KERNEL
+RANKS = LAST + 4 * SLOTS  # within a pass that grants several tasks at once: the slots by age
+STATE_BYTES = RANKS + 4 * SLOTS
 CONTROL = STATE_BYTES  # the kernel's parameters, 8 bytes each: first those of the call. A gang has 1 << C_GANG warps
 C_COUNTERS, C_ERROR, C_TRACE, C_RUN, C_TIMEOUT, C_GANG, C_FLIGHTS, C_POLICY, C_DYNAMIC, C_WINDOW = range(10)
 CONTROL_WORDS = 10
 
-FREE, PENDING, RUNNING = 0, 1, 2
+FREE = -1
+PART_SHIFT = 16
 TASK_KIND_BITS, TASK_FLIGHT_BITS = 6, 5
-TASK_FLIGHT, TASK_OP = TASK_KIND_BITS, TASK_KIND_BITS + TASK_FLIGHT_BITS
-MAX_KINDS, MAX_OPS = 1 << TASK_KIND_BITS, 1 << 20
+TASK_FLIGHT, GUARDED = TASK_KIND_BITS, 1 << TASK_KIND_BITS + TASK_FLIGHT_BITS  # GUARDED: it has a predicate
+TASK_OP = TASK_KIND_BITS + TASK_FLIGHT_BITS + 1
+MAX_KINDS, MAX_OPS = 1 << TASK_KIND_BITS, 1 << 19
 
 OLDEST, SAME_KERNEL, DEPTH_FIRST = range(3)
 

@@ -16,11 +16,14 @@ from brax_concurrent.backends.cuda_dispatch import (
     CONTROL_WORDS,
     MAX_KINDS,
     MAX_OPS,
+    OP_CONFLICTS,
+    OP_FUNCTION,
+    OP_KIND,
     OP_ROW_WORDS,
+    OP_WHEN,
     RUN_TASK,
     SHARES,
     T_ARENA_BYTES,
-    T_CONFLICTS,
     T_FIRST_OP,
     T_OPS,
     T_RECORD,
@@ -95,16 +98,15 @@ def tables(parts: Sequence[DispatchPart]) -> tuple[list[int], list[Function]]:
             T_SHARE: round(SHARES * share / total),
             T_FIRST_OP: len(words),
         }
+        masks = {kind: sum(1 << i for i, other in enumerate(kinds) if _meet(part, kind, other)) for kind in kinds}
         for op, when in zip(part.ops, part.whens, strict=True):
-            words += [numbers[op.symbol], kinds.index(op.symbol), when, 0]
-        own[T_CONFLICTS] = len(words)
-        for kind in kinds:
-            mask = sum(1 << i for i, other in enumerate(kinds) if _meet(part, kind, other))
-            words += [mask & 0xFFFFFFFF, mask >> 32]
+            row, mask = [0] * OP_ROW_WORDS, masks[op.symbol]
+            row[OP_FUNCTION], row[OP_KIND], row[OP_WHEN] = numbers[op.symbol], kinds.index(op.symbol), when
+            row[OP_CONFLICTS : OP_CONFLICTS + 2] = mask & 0xFFFFFFFF, mask >> 32
+            words += row
         for word, value in own.items():
             words[TABLE_FIRST_PART + T_WORDS * index + word] = value
         record += WORD * (RECORD_FIRST_BUFFER + part.buffers)
-    assert OP_ROW_WORDS == 4
     return words, functions
 
 

@@ -113,9 +113,9 @@ class Dispatch:
 def device_sources() -> tuple[str, ...]:
     """The files that the dispatcher's kernel is made of."""
     from brax_concurrent.backends import cuda_device, cuda_dispatch
-    from brax_concurrent.scheduler import dispatcher, dispatcher_report, dispatcher_work
+    from brax_concurrent.scheduler import dispatcher, dispatcher_insert, dispatcher_report, dispatcher_work
 
-    modules = (dispatcher, dispatcher_report, dispatcher_work, cuda_device, cuda_dispatch)
+    modules = (dispatcher, dispatcher_insert, dispatcher_report, dispatcher_work, cuda_device, cuda_dispatch)
     return tuple(str(module.__file__) for module in modules)
 
 

@@ -4,19 +4,24 @@ One launch, a block on every multiprocessor. The warps of a block form *gangs*; 
 kernel on a *bundle* of as many neighbouring tiles as a gang has warps. All tasks of a bundle go through the window of
 the block that claimed it, so that dependencies never leave a multiprocessor.
 
-No warp does nothing but dispatch: the dispatcher is a role. A gang that has finished a task takes the lock of the
-window, retires it, lets newcomers in and is granted the next task itself. Its first warp does that, and its 32 lanes
-are the 32 slots: each keeps one slot's state and upstream mask, a newcomer's conflicts are a ballot, and so are the
-tasks that are ready. So a task whose upstream was finished last starts at once on the gang that finished it, nothing
-has to be handed over, and no registers are kept by a warp that computes nothing.
+No warp does nothing but dispatch: the dispatcher is a role. A gang that has finished a task asks for another by a word
+of shared memory, its mail, and tries the window's lock. Who has the lock serves all that ask: it retires what they have
+finished, grants ready tasks to them and to those that wait, to itself first, and now and then lets newcomers in. So a
+task whose upstream was finished last starts at once on the gang that finished it; gangs that come at the same time
+share one pass, of which most is the same for one and for many; and no registers are kept by a warp that computes
+nothing.
+
+The 32 lanes of the dispatcher's warp are the 32 slots: each keeps one slot's task and two masks of slots, `upstream`
+(those that it waits for) and `older` (those whose tasks came before: an age matrix). The tasks that are ready are a
+ballot, the oldest of them another. A slot whose task runs, and one without a task, waits for itself. Lanes are also
+the gangs, by their mail, and in dispatcher_insert.py the *flights*.
 
 A worker waits for tasks that run on other workers, which have begun, and for nothing else: so blocks need not be
 resident at the same time. docs/protocol has a model of all this which a model checker goes through; the words in
 capitals below are its steps.
 
-A lane's share of the window is (state, upstream, task, step, seq) of the slot of its number, and (part, bundle, op,
-step) of the *flight* of its number: a bundle whose tasks enter the window, and what is to enter next. Where all lanes
-have the same branch to take, `uniform` says so.
+Where all lanes have the same branch to take, `uniform` says so. Numba's integers grow to 64 bits with every operation;
+`_I32` says where 32 are meant, which halves the instructions.
 """
 
 from __future__ import annotations
@@ -25,32 +30,37 @@ from brax_concurrent.backends import cuda_dispatch as c
 from brax_concurrent.backends.cuda_device import (
     ballot,
     barrier,
+    bit,
     block_threads,
     clock,
     device_function,
     exchange_shared,
     fence_block,
     from_lane,
+    highest_bit,
     join_warp,
     least,
     load_shared,
     load_shared_word,
-    load_table,
     lowest_bit,
+    ones,
     sleep,
     store_shared,
     thread_index,
     uniform,
     union,
+    words,
 )
 from brax_concurrent.backends.native import WORD
+from brax_concurrent.scheduler.dispatcher_insert import insert
 from brax_concurrent.scheduler.dispatcher_report import give_up, trace_skipped
-from brax_concurrent.scheduler.dispatcher_work import claim, needed, op_word, part_word, run
+from brax_concurrent.scheduler.dispatcher_work import needed, run
 
-_LANES = 32
-_LAST, _MASK = 0x7FFFFFFF, 0xFFFFFFFF
-_KINDS, _FLIGHTS = (1 << c.TASK_KIND_BITS) - 1, (1 << c.TASK_FLIGHT_BITS) - 1
-_REST = 100  # nanoseconds between two looks of a gang that has nothing to do
+_I32, _ = words()
+_LANES, _LANE_BITS = 32, 5
+_FLIGHTS = (1 << c.TASK_FLIGHT_BITS) - 1
+_REST, _LONGEST_REST = 20, 160  # nanoseconds between two looks of a gang that has nothing to do: more and more
+_BATCH = 4  # newcomers enter when there is room for a window's fourth: what they cost together is less than one by one
 
 
 def dispatch(base: int, table: int) -> int:
@@ -64,22 +74,26 @@ def dispatch(base: int, table: int) -> int:
     for word in range(thread, c.STATE_BYTES // 4, block_threads()):
         store_shared(base + 4 * word, 0)
     barrier(0, block_threads())
+    if thread < _LANES:
+        store_shared(base + c.SLOT_TASK + 4 * thread, c.FREE)
+        store_shared(base + c.SLOT_UPSTREAM + 4 * thread, bit(thread))
+    barrier(0, block_threads())
     shift = uniform(load_shared(base + c.CONTROL + WORD * c.C_GANG))
-    size = 1 << shift
-    warp, lane = uniform(thread // _LANES), thread & (_LANES - 1)
-    gang = warp >> shift  # a division may call a function, after which the compiler takes all for diverged
-    member = warp - gang * size
-    mail = base + c.MAIL + c.MAIL_BYTES * gang
-    finished, last = -1, -1
+    size, warp, lane = bit(shift), uniform(_I32(thread >> _LANE_BITS)), _I32(thread & (_LANES - 1))
+    gang = _I32(warp >> shift)  # a division may call a function, after which the compiler takes all for diverged
+    member = _I32(warp & (size - 1))
+    mail = base + c.MAIL + 4 * gang
+    slot = _I32(-1)
     while True:
         if member == 0:
-            finished = serve(base, table, gang, lane, finished, last)
-        join_gang(gang, size)
-        op = uniform(load_shared(mail + c.MAIL_OP))
-        if op < 0:
+            slot = serve(base, table, gang, lane, slot)
+        if size > 1:
+            join_gang(gang, size)
+            slot = uniform(load_shared(mail))
+        if slot < 0:
             return 0
-        last = op
-        run(base, table, mail, gang, member, lane, size)
+        run(base, table, slot, gang, member, lane, size)
+        slot = load_shared(mail)  # kept there, not in a register of the kernels
         fence_block()  # PUBLISH
         join_gang(gang, size)
 
@@ -94,153 +108,169 @@ def join_gang(gang, size):
 
 
 @device_function
-def serve(base, table, gang, lane, finished, last):
-    """Be the dispatcher until there is a task for this gang, which goes into its mail; the task's slot.
+def serve(base, table, gang, lane, finished):
+    """Ask for a task, and be the dispatcher if nobody is, until there is one: its slot, or LEAVE.
 
     Args:
         finished: the slot of the task that the gang has finished, -1: none.
-        last: the op that it was.
     """
-    waiting_since = 0
-    while True:
-        acquire(base, lane)
-        epoch = load_shared(base + c.EPOCH)
-        state, upstream, task, step, seq = load_slots(base, lane)
-        part, bundle, flight_op, flight_step = load_flights(base, lane)
-        if finished >= 0:  # RETIRE
-            upstream &= ~(1 << finished)
-            state = c.FREE if lane == finished else state
-        picked, ended, retiring = -1, False, True
-        while retiring:
-            state, upstream, task, step, seq, part, bundle, flight_op, flight_step, ended = insert(
-                base, table, lane, (state, upstream, task, step, seq), (part, bundle, flight_op, flight_step)
-            )
-            picked, retiring = -1, False
-            ready = (state == c.PENDING) & (upstream == 0)
-            if ballot(ready) != 0:  # ISSUE
-                picked = choose(base, ready, task, seq, last)
-                chosen, of = from_lane(task, picked), (from_lane(task, picked) >> c.TASK_FLIGHT) & _FLIGHTS
-                its_part, its_bundle = from_lane(part, of), from_lane(bundle, of)
-                if needed(base, table, its_part, its_bundle, chosen >> c.TASK_OP, lane):
-                    state = c.RUNNING if lane == picked else state
-                else:
-                    trace_skipped(base, its_part, its_bundle, from_lane(step, picked), chosen >> c.TASK_OP, lane)
-                    upstream &= ~(1 << picked)
-                    state = c.FREE if lane == picked else state
-                    picked, retiring = -1, True
-        others = ballot((state == c.PENDING) & (upstream == 0))
-        aborted = load_shared(base + c.ABORT) != 0
-        store_slots(base, lane, (state, upstream, task, step, seq))
-        store_flights(base, lane, (part, bundle, flight_op, flight_step))
-        if (others != 0 or ended) and lane == 0:
-            store_shared(base + c.EPOCH, epoch + 1)
-        leaving = ended or aborted
-        if picked >= 0 and not aborted:
-            chosen = from_lane(task, picked)
-            of = (chosen >> c.TASK_FLIGHT) & _FLIGHTS
-            post(base, gang, lane, chosen >> c.TASK_OP, (from_lane(part, of), from_lane(bundle, of)),
-                 from_lane(step, picked))  # fmt: skip
-        elif leaving:
-            post(base, gang, lane, -1, (0, 0), 0)
-        release(base, lane)
-        if picked >= 0 or leaving:
-            return picked
-        finished = -1
-        waiting_since = wait(base, lane, epoch, waiting_since)
+    mail = base + c.MAIL + 4 * gang
+    told, since, passes, rest = _I32(c.ASKS), 0, _I32(0), _I32(_REST)
+    if lane == 0:
+        store_shared(mail, c.ASKS - 1 - finished)  # ASK
+    while told < c.LEAVE:
+        if told != c.WAITS and acquire(base, lane):
+            told = hand_out(base, table, gang, lane, finished)
+            release(base, lane)
+        else:
+            told = _told(mail)
+        if told == c.WAITS:  # WAIT
+            sleep(rest)
+            rest = _I32(min(2 * rest, _LONGEST_REST))
+            seen = from_lane(load_shared(base + c.PASSES), 0)
+            if since == 0 or seen != passes:  # others go on
+                since, passes = clock(), seen
+            elif ballot(clock() - since > load_shared_word(base + c.CONTROL + WORD * c.C_TIMEOUT)) != 0:
+                while not acquire(base, lane):
+                    pass
+                give_up(base, lane)
+                release(base, lane)
+                since = 0
+    return told
 
 
 @device_function
-def insert(base, table, lane, slots, flights):
-    """INSERT: as long as a slot is free, the next task of the flights in turn; new flights where there is room.
+def _told(mail):
+    """A gang's mail: ASKS as long as nobody has seen that it asks, whatever it has finished."""
+    told = from_lane(max(load_shared(mail), c.ASKS), 0)
+    fence_block()
+    return told
+
+
+@device_function
+def hand_out(base, table, gang, lane, finished):
+    """A pass of the dispatcher: retire what is finished, and grant tasks to all gangs that have none.
 
     Returns:
-        The lane's slot and flight, and whether the stream is at its end and nothing is left in the window.
+        What the dispatcher's own mail then says.
     """
-    state, upstream, task, step, seq = slots
-    part, bundle, flight_op, flight_step = flights
-    ops, steps, ended, inserting = 0, 0, False, True
-    if part > 0:
-        ops, steps = part_word(table, part, c.T_OPS), part_word(table, part, c.T_STEPS)
-    while inserting:
-        free = ballot((state == c.FREE) & (lane < load_shared(base + c.CONTROL + WORD * c.C_WINDOW)))
-        opened = ballot((part > 0) & (flight_step < steps))
-        used = union((1 << ((task >> c.TASK_FLIGHT) & _FLIGHTS)) if state != c.FREE else 0)
-        if (part > 0) & (flight_step >= steps) & (((used >> lane) & 1) == 0):
-            part = 0
-        vacant = ballot((part == 0) & (lane < load_shared(base + c.CONTROL + WORD * c.C_FLIGHTS)))
-        if vacant != 0 and load_shared(base + c.ENDED) == 0:
-            found, number = claim(base, table, lane, used | opened)
-            if found > 0 and lane == lowest_bit(vacant):
-                part, bundle, flight_op, flight_step = found, number, 0, 0
-                ops, steps = part_word(table, part, c.T_OPS), part_word(table, part, c.T_STEPS)
-            if found > 0 or load_shared(base + c.ENDED) != 0:
-                continue
-        if free == 0 or opened == 0:
-            inserting = False
-            ended = opened == 0 and used == 0 and load_shared(base + c.ENDED) != 0
-            continue
-        flight, slot = next_flight(base, opened), lowest_bit(free)
-        new_op, new_step = from_lane(flight_op, flight), from_lane(flight_step, flight)
-        kind = op_word(table, from_lane(part, flight), new_op, c.OP_KIND)
-        mask = conflicts(table, from_lane(part, flight), kind, flight, state, task)
-        number = load_shared(base + c.NEXT_SEQ)
-        join_warp()
-        if lane == slot:
-            state, upstream, step, seq = c.PENDING, mask, new_step, number
-            task = (new_op << c.TASK_OP) | (flight << c.TASK_FLIGHT) | kind
-            store_shared(base + c.NEXT_SEQ, number + 1)
-            store_shared(base + c.TURN, flight)
-        if lane == flight:
-            flight_op += 1
-            if flight_op == ops:
-                flight_op, flight_step = 0, flight_step + 1
-        join_warp()
-    return state, upstream, task, step, seq, part, bundle, flight_op, flight_step, ended
-
-
-@device_function
-def next_flight(base, opened):
-    """The flight whose turn it is, of those that have tasks left."""
-    turn = load_shared(base + c.TURN)
-    later = opened & _MASK & ~((2 << turn) - 1)
-    return lowest_bit(later if later != 0 else opened)
-
-
-@device_function
-def conflicts(table, part, kind, flight, state, task):
-    """The upstream mask of a newcomer: the slots of its flight whose kernels conflict with its own."""
-    meets = table + 4 * (part_word(table, part, c.T_CONFLICTS) + 2 * kind)
-    own = task & _KINDS
-    bits = load_table(meets + 4 * (own >> 5)) >> (own & 31)
-    same = ((task >> c.TASK_FLIGHT) & _FLIGHTS) == flight
-    return ballot((state != c.FREE) & same & ((bits & 1) != 0)) & _MASK
-
-
-@device_function
-def choose(base, ready, task, seq, last):
-    """The slot of the ready task that is to run: by the policy, and of equals the oldest."""
+    mail, task = load_shared(base + c.MAIL + 4 * lane), load_shared(base + c.SLOT_TASK + 4 * lane)
+    upstream, older = load_shared(base + c.SLOT_UPSTREAM + 4 * lane), load_shared(base + c.SLOT_OLDER + 4 * lane)
+    aborted, over = load_shared(base + c.ABORT), load_shared(base + c.OVER)
+    passes, window = load_shared(base + c.PASSES), load_shared(base + c.CONTROL + WORD * c.C_WINDOW)
     policy = load_shared(base + c.CONTROL + WORD * c.C_POLICY)
-    key = seq
-    if policy == c.SAME_KERNEL and last >= 0:
-        key = seq if (task >> c.TASK_OP) == last else seq | (1 << 30)
+    task, upstream, older = retire(lane, retired_by(mail, gang, finished), task, upstream, older)
+    without, occupied = ballot(mail <= c.WAITS), ballot(task != c.FREE)
+    idle, looking = _I32(0 if aborted != 0 else without), aborted == 0
+    while looking:
+        guarded = ballot((task & c.GUARDED) != 0)
+        ready = ballot(upstream == 0)
+        several = _I32(ready & (ready - 1)) != 0 and _I32(idle & (idle - 1)) != 0
+        if several and policy == c.OLDEST and (ready & guarded) == 0:  # ISSUE, as many as there are
+            mail, upstream = grant_several(base, gang, lane, ready, idle, mail, upstream, older)
+            ready, idle = ballot(upstream == 0), ballot(mail <= c.WAITS)
+        while ready != 0 and idle != 0:  # ISSUE, one by one
+            to = gang if (idle & bit(gang)) != 0 else lowest_bit(idle)
+            picked = choose(base, policy, to, lane, ready, task, upstream, older)
+            ready = _I32(ready & ~bit(picked))
+            if (guarded & bit(picked)) != 0 and not needed(base, table, picked, op_of(task, picked), lane):
+                trace_skipped(base, picked, op_of(task, picked), lane)
+                task, upstream, older = retire(lane, bit(picked), task, upstream, older)
+                ready = ballot(upstream == 0)
+                occupied = _I32(occupied & ~bit(picked))
+            else:
+                idle = _I32(idle & ~bit(to))
+                upstream = bit(lane) if lane == picked else upstream
+                mail = picked if lane == to else mail
+                if policy == c.SAME_KERNEL and lane == picked:
+                    store_shared(base + c.LAST + 4 * to, 1 + (task >> c.TASK_OP))
+        looking = False
+        if over == 0 and _I32(_BATCH * ones(occupied)) <= _I32((_BATCH - 1) * window):  # INSERT
+            task, upstream, older, entered = insert(base, table, lane, window, task, upstream, older)
+            occupied, over = _I32(occupied | entered), load_shared(base + c.OVER)
+            looking = entered != 0 and idle != 0
+    if aborted != 0 or (over != 0 and occupied == 0):
+        mail = _I32(c.LEAVE if mail <= c.WAITS else mail)
+    else:
+        mail = _I32(c.WAITS if mail <= c.ASKS else mail)
+    store_shared(base + c.SLOT_TASK + 4 * lane, task)
+    store_shared(base + c.SLOT_UPSTREAM + 4 * lane, upstream)
+    store_shared(base + c.SLOT_OLDER + 4 * lane, older)
+    if lane == 0:
+        store_shared(base + c.PASSES, passes + 1)
+    if (without & bit(lane)) != 0:  # the others may ask at this moment
+        store_shared(base + c.MAIL + 4 * lane, mail)
+    return from_lane(mail, gang)
+
+
+@device_function
+def grant_several(base, gang, lane, ready, idle, mail, upstream, older):
+    """Grant the oldest ready tasks to the gangs that have none, all at once: the dispatcher gets the oldest.
+
+    Returns:
+        The lane's mail, and its slot's upstream mask.
+    """
+    number, rank = _I32(min(ones(ready), ones(idle))), ones(ready & older)
+    if (ready & bit(lane)) != 0 and rank < number:
+        store_shared(base + c.RANKS + 4 * rank, lane)
+        upstream = bit(lane)
+    join_warp()
+    # A dispatcher that has a task already is none of them.
+    place = _I32(ones(idle & (bit(lane) - 1)) + (1 if lane < gang and (idle & bit(gang)) != 0 else 0))
+    place = _I32(place if lane != gang else 0)
+    if (idle & bit(lane)) != 0 and place < number:
+        mail = load_shared(base + c.RANKS + 4 * place)
+    join_warp()
+    return mail, upstream
+
+
+@device_function
+def retired_by(mail, gang, finished):
+    """The slots that those who ask have finished. Most often that is the dispatcher alone, which need not be asked."""
+    asking = ballot(mail <= c.ASKS)
+    if (asking & ~bit(gang)) != 0:
+        fence_block()  # whom the dispatcher grants tasks must see what the others have written
+        return union(bit(c.ASKS - 1 - mail) if mail <= c.ASKS else _I32(0))
+    return bit(finished) if asking != 0 else _I32(0)
+
+
+@device_function
+def retire(lane, slots, task, upstream, older):
+    """RETIRE the tasks of some slots."""
+    upstream, older = _I32(upstream & ~slots), _I32(older & ~slots)
+    if (slots & bit(lane)) != 0:
+        task, upstream = _I32(c.FREE), bit(lane)
+    return task, upstream, older
+
+
+@device_function
+def choose(base, policy, to, lane, ready, task, upstream, older):
+    """The slot of the ready task that a gang is to run: by the policy, and of equals the oldest."""
+    mine = (ready & bit(lane)) != 0
+    if policy == c.SAME_KERNEL:
+        same = ballot(mine & ((task >> c.TASK_OP) + 1 == load_shared(base + c.LAST + 4 * to)))
+        ready = same if same != 0 else ready
     elif policy == c.DEPTH_FIRST:
-        key = seq & 0xFFFFF | (((task >> c.TASK_FLIGHT) & _FLIGHTS) << 20)
-    key = key if ready else _LAST
-    best = least(key)
-    return lowest_bit(ballot(ready & (key == best)))
+        flight = _I32((task >> c.TASK_FLIGHT) & _FLIGHTS)
+        ready = ballot(mine & (flight == least(flight if mine else _I32(_LANES))))
+    return highest_bit(ballot(((ready & bit(lane)) != 0) & ((older & ready) == 0)))  # there is but one
 
 
-# --- shared memory ----------------------------------------------------------------------------------------------------
+@device_function
+def op_of(task, slot):
+    """The op of a slot's task."""
+    return _I32(from_lane(task, slot) >> c.TASK_OP)
 
 
 @device_function
 def acquire(base, lane):
-    """ACQUIRE: take the window's lock."""
+    """ACQUIRE: take the window's lock if nobody has it; whether that is so."""
+    taken = _I32(0)
     if lane == 0:
-        while exchange_shared(base + c.LOCK, 1) != 0:
-            pass
-    join_warp()
+        taken = exchange_shared(base + c.LOCK, 1)
+    found = ballot(taken) == 0
     fence_block()
+    return found
 
 
 @device_function
@@ -249,74 +279,4 @@ def release(base, lane):
     fence_block()
     join_warp()
     if lane == 0:
-        exchange_shared(base + c.LOCK, 0)
-
-
-@device_function
-def wait(base, lane, epoch, since):
-    """WAIT until something has become ready; since when the gang has waited in vain, in nanoseconds of the clock."""
-    now, entered = clock(), load_shared(base + c.NEXT_SEQ)
-    since = now if since == 0 else since
-    while load_shared(base + c.EPOCH) == epoch and since != 0:
-        sleep(_REST)
-        if load_shared(base + c.NEXT_SEQ) != entered:  # others go on
-            since, entered = clock(), load_shared(base + c.NEXT_SEQ)
-        if clock() - since > load_shared_word(base + c.CONTROL + WORD * c.C_TIMEOUT):
-            acquire(base, lane)
-            give_up(base, lane)
-            release(base, lane)
-            since = 0
-    return since if load_shared(base + c.EPOCH) == epoch else 0
-
-
-@device_function
-def post(base, gang, lane, op, bundle, step):
-    """Tell a gang what it is to do; `bundle` is (the part's number and 1, the bundle's)."""
-    mail = base + c.MAIL + c.MAIL_BYTES * gang
-    if lane == 0:
-        store_shared(mail + c.MAIL_OP, op)
-        store_shared(mail + c.MAIL_PART, bundle[0])
-        store_shared(mail + c.MAIL_BUNDLE, bundle[1])
-        store_shared(mail + c.MAIL_STEP, step)
-
-
-@device_function
-def load_slots(base, lane):
-    """(state, upstream, task, step, seq) of the lane's slot."""
-    return (
-        load_shared(base + c.SLOT_STATE + 4 * lane),
-        load_shared(base + c.SLOT_UPSTREAM + 4 * lane) & _MASK,
-        load_shared(base + c.SLOT_TASK + 4 * lane),
-        load_shared(base + c.SLOT_STEP + 4 * lane),
-        load_shared(base + c.SLOT_SEQ + 4 * lane),
-    )
-
-
-@device_function
-def store_slots(base, lane, slot):
-    """Write what `load_slots` reads."""
-    store_shared(base + c.SLOT_STATE + 4 * lane, slot[0])
-    store_shared(base + c.SLOT_UPSTREAM + 4 * lane, slot[1])
-    store_shared(base + c.SLOT_TASK + 4 * lane, slot[2])
-    store_shared(base + c.SLOT_STEP + 4 * lane, slot[3])
-    store_shared(base + c.SLOT_SEQ + 4 * lane, slot[4])
-
-
-@device_function
-def load_flights(base, lane):
-    """(part's number and 1 or 0, bundle, op, step) of the lane's flight."""
-    return (
-        load_shared(base + c.FLIGHT_PART + 4 * lane),
-        load_shared(base + c.FLIGHT_BUNDLE + 4 * lane),
-        load_shared(base + c.FLIGHT_OP + 4 * lane),
-        load_shared(base + c.FLIGHT_STEP + 4 * lane),
-    )
-
-
-@device_function
-def store_flights(base, lane, flight):
-    """Write what `load_flights` reads."""
-    store_shared(base + c.FLIGHT_PART + 4 * lane, flight[0])
-    store_shared(base + c.FLIGHT_BUNDLE + 4 * lane, flight[1])
-    store_shared(base + c.FLIGHT_OP + 4 * lane, flight[2])
-    store_shared(base + c.FLIGHT_STEP + 4 * lane, flight[3])
+        store_shared(base + c.LOCK, 0)

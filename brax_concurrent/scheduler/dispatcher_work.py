@@ -29,6 +29,8 @@ from brax_concurrent.scheduler.dispatcher_report import write_trace
 _I32, _I64 = words()
 _LANES = 32
 _NONE = 0x7FFFFFFF
+_OFFSET = (1 << c.PART_SHIFT) - 1
+_TILE_BITS = TILE.bit_length() - 1
 
 run_task = external(c.RUN_TASK, _I32, (_I32, _I64, _I64, _I32, _I64, _I32, _I32, _I32, _I32))
 """(function, record, arena of the tile, lane, environment, whether there is one, step, barrier, its threads)."""
@@ -58,7 +60,13 @@ def record_of(base, table, part):
 @device_function
 def tiles_of(record):
     """Tiles of a part."""
-    return (load_shared_word(record + WORD * RECORD_NUM_ENVS) + TILE - 1) // TILE
+    return _tiles(load_shared_word(record + WORD * RECORD_NUM_ENVS))
+
+
+@device_function
+def _tiles(envs):
+    """Tiles of so many environments: a shift, since a division of what may be negative takes more."""
+    return (envs + TILE - 1) >> _TILE_BITS
 
 
 @device_function
@@ -127,44 +135,43 @@ def claim(base, table, lane, busy):
 
 
 @device_function
-def needed(base, table, part, bundle, op, lane):
-    """Whether a task's predicate holds: whether any environment of its tiles has a nonzero there."""
-    offset = op_word(table, part, op, c.OP_WHEN)
-    if offset < 0:
-        return True
-    record = record_of(base, table, part)
+def needed(base, table, slot, op, lane):
+    """Whether the predicate of a slot's task holds: whether any environment of its tiles has a nonzero there."""
+    word, bundle = load_shared(base + c.SLOT_RECORD + 4 * slot), load_shared(base + c.SLOT_BUNDLE + 4 * slot)
+    part, record = word >> c.PART_SHIFT, base + (word & _OFFSET)
     size = 1 << load_shared(base + c.CONTROL + WORD * c.C_GANG)
-    arena, some = load_shared_word(record + WORD * RECORD_ARENA), 0
+    arena, some = load_shared_word(record + WORD * RECORD_ARENA) + op_word(table, part, op, c.OP_WHEN), 0
     for tile in range(bundle * size, min((bundle + 1) * size, tiles_of(record))):
-        row = arena + tile * part_word(table, part, c.T_ARENA_BYTES) + offset
-        some |= load_global(row + 4 * lane)
+        some |= load_global(arena + tile * part_word(table, part, c.T_ARENA_BYTES) + 4 * lane)
     return ballot(some) != 0
 
 
 @device_function
-def run(base, table, mail, gang, member, lane, size):
+def run(base, table, slot, gang, member, lane, size):
     """Run a gang's task: each warp the kernel on its tile. In the last bundle some may have none.
 
     A lane without an environment computes what the last environment does, and stores nothing of it.
     """
-    part, bundle = load_shared(mail + c.MAIL_PART), load_shared(mail + c.MAIL_BUNDLE)
-    op, step = load_shared(mail + c.MAIL_OP), load_shared(mail + c.MAIL_STEP)
-    record = record_of(base, table, part)
-    envs = load_shared_word(record + WORD * RECORD_NUM_ENVS)
-    active, tile = uniform(min(size, tiles_of(record) - bundle * size)), bundle * size + member
-    trace = load_shared_word(base + c.CONTROL + WORD * c.C_TRACE)
-    begin = clock() if trace != 0 else 0
+    word, bundle = load_shared(base + c.SLOT_RECORD + 4 * slot), load_shared(base + c.SLOT_BUNDLE + 4 * slot)
+    step, function = load_shared(base + c.SLOT_STEP + 4 * slot), load_shared(base + c.SLOT_FUNCTION + 4 * slot)
+    record = base + (word & _OFFSET)
+    envs, order = load_shared(record + WORD * RECORD_NUM_ENVS), load_shared_word(record + WORD * RECORD_ORDER)
+    arena = load_shared_word(record + WORD * RECORD_ARENA)
+    tracing = load_shared_word(base + c.CONTROL + WORD * c.C_TRACE) != 0
+    stride = part_word(table, word >> c.PART_SHIFT, c.T_ARENA_BYTES)
+    function, ordered = uniform(function), uniform(order != 0)
+    first = _I32(bundle * size)
+    active = uniform(_I32(min(size, _I32(_tiles(envs)) - first)))
+    begin = clock() if tracing else 0
     if member < active:
-        index = tile * TILE + lane
+        tile = _I32(first + member)
+        index = _I32(tile * TILE + lane)
         there = index < envs
-        env = index if there else envs - 1
-        order = load_shared_word(record + WORD * RECORD_ORDER)
-        if uniform(order != 0):
+        env = _I32(index if there else envs - 1)
+        if ordered:
             env = load_global(order + 4 * env)
-        arena = load_shared_word(record + WORD * RECORD_ARENA) + tile * part_word(table, part, c.T_ARENA_BYTES)
         meeting = gang + 8 if size > 1 else gang
-        function = uniform(op_word(table, part, op, c.OP_FUNCTION))
-        run_task(function, record, arena, lane, env, there, step, meeting, active * _LANES)
-    if trace != 0 and lane == 0 and member == 0:
+        run_task(function, record, arena + tile * stride, lane, env, there, step, meeting, active * _LANES)
+    if tracing and lane == 0 and member == 0:
         place = multiprocessor() << c.PLACE_GANG_BITS | gang
-        write_trace(base, trace, part, bundle, step, op, place, begin)
+        write_trace(base, slot, load_shared(base + c.SLOT_TASK + 4 * slot) >> c.TASK_OP, place, begin)

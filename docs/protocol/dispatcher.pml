@@ -1,7 +1,8 @@
 /* The dispatcher protocol with a window per SM, for SPIN.
  *
- * There is no dispatcher that only dispatches. Whoever has finished a task takes the window's lock, retires the task,
- * lets newcomers into the window, and issues the next ready task to itself. In this file
+ * There is no dispatcher that only dispatches. Whoever has finished a task asks for another in its mail and tries the
+ * window's lock. Who has the lock serves all that ask: it retires what they have finished, lets newcomers into the
+ * window or not, and issues ready tasks to all that have none. In this file
  *
  *   a window   has SLOTS slots. It is shared memory of one SM, and there are WINDOWS of them
  *   a worker   is a gang of GANG warps. Its first warp is process `worker`, the others are processes `member`. Each
@@ -65,7 +66,6 @@
 
 typedef Window {
   bit lock;
-  byte epoch;            /* changes when there may be something to do for those who wait */
   byte group;            /* the stream: the group that is entering, */
   byte entered;          /* how many of its tasks have entered, */
   bit at_end;            /* and whether there is no further group */
@@ -77,6 +77,14 @@ typedef Window {
 
 Window window[WINDOWS];
 byte claimed;            /* global memory: the next group of tiles */
+
+/* What a worker is told, and what it asks: the slot of its task, or one of these. ASKED(i): it asks, and slot i is
+ * finished. Nobody but the worker changes its mail while it runs, nobody but who has the lock while it has no task. */
+byte mail[GANGS];
+#define LEAVE 100
+#define WAITS 101
+#define ASKS 102
+#define ASKED(i) (ASKS + 1 + (i))
 
 /* A gang's barrier: the leader announces a task and whom it waits for; each member takes itself off when it is
  * through. */
@@ -112,12 +120,10 @@ hidden byte right;
 #define ANY_READY(w) (READY(w, 0) || READY(w, 1) || READY(w, 2) || READY(w, 3))
 #endif
 
-/* ACQUIRE: the lock, then the fence that drops old copies, for the whole gang. Its other warps wait at the barrier. */
+/* ACQUIRE: the lock, if nobody has it, then the fence that drops old copies, for the whole gang. Its other warps wait at the barrier. */
 #ifdef SPINNING
-#define TAKE(w) do :: atomic { window[w].lock == 0 -> window[w].lock = 1 }; break :: else -> skip od; skip
 #define AWAIT(condition) do :: (condition) -> break :: else -> skip od; skip
 #else
-#define TAKE(w) atomic { window[w].lock == 0 -> window[w].lock = 1 }
 #define AWAIT(condition) (condition)
 #endif
 /* (A loop may not end right before a d_step, hence the skip.) */
@@ -150,10 +156,6 @@ inline retire(w, i) {
   s = 0;
   do
   :: s < SLOTS ->
-     if
-     :: window[w].upstream[s] == BIT(i) -> became = 1
-     :: else
-     fi;
      window[w].upstream[s] = window[w].upstream[s] & ~BIT(i);
      s++
   :: else -> break
@@ -161,8 +163,9 @@ inline retire(w, i) {
   s = 0
 }
 
-/* INSERT one task, or claim a group of tiles if all tasks of the last have entered. The upstream mask is a ballot over
- * the busy slots. A group's tasks enter kernel by kernel, so that neighbours in the window are of different tiles. */
+/* INSERT: a pass lets in all tasks that there is room for, at any time, or none; into an empty window somebody must.
+ * This is one of them, or the claim of a group of tiles if all tasks of the last have entered. The upstream mask is a
+ * ballot over the busy slots. A group's tasks enter kernel by kernel, so that neighbours are of different tiles. */
 #define MAY_INSERT(w) (window[w].busy != ALL_SLOTS && !window[w].at_end)
 
 #ifdef BUG_RUNNING
@@ -203,11 +206,7 @@ inline insert(w) {
      window[w].busy = window[w].busy | BIT(place);
      window[w].task[place] = newcomer;
      window[w].upstream[place] = right;
-     printf("worker %d lets task %d into slot %d, behind slots 0x%x\n", g, newcomer, place, right);
-     if
-     :: right == 0 -> became = 1
-     :: else
-     fi
+     printf("worker %d lets task %d into slot %d, behind slots 0x%x\n", g, newcomer, place, right)
   fi
 }
 
@@ -230,11 +229,71 @@ inline work(v, id, part) {
 
 /* --- the processes -------------------------------------------------------------------------- */
 
+/* The workers of a window. */
+#define FIRST(w) ((w) * WORKERS)
+#define BEYOND(w) (((w) + 1) * WORKERS)
+
+/* Whom the dispatcher of window w may serve, and RETIRE what they have finished. */
+inline collect(w) {
+  i = FIRST(w);
+  do
+  :: i < BEYOND(w) ->
+#ifdef BUG_OVERWRITE
+     answer[i] = mail[i];
+#else
+     answer[i] = NONE;
+#endif
+     if
+     :: mail[i] >= WAITS -> without = without | BIT(i); answer[i] = WAITS
+     :: else
+     fi;
+     if
+     :: mail[i] > ASKS -> retire(w, mail[i] - ASKED(0))
+     :: else
+     fi;
+     i++
+  :: else -> break
+  od;
+  i = 0
+}
+
+/* What the dispatcher has to say to those who have no task. */
+inline reply(w) {
+  over = window[w].at_end && window[w].busy == 0;
+  i = FIRST(w);
+  do
+  :: i < BEYOND(w) ->
+     if
+#ifdef BUG_END
+     :: over && i == g -> mail[i] = LEAVE
+#else
+     :: over && answer[i] == WAITS -> mail[i] = LEAVE
+#endif
+     :: else ->
+        if
+        :: answer[i] != NONE -> mail[i] = answer[i]
+        :: else
+        fi
+     fi;
+     answer[i] = 0;
+     i++
+  :: else -> break
+  od;
+  i = 0; over = 0; without = 0
+}
+
+/* A pass of the dispatcher, by worker g, who has the lock. */
+#define ANYBODY(w) (without != 0 && ANY_READY(w))
+#define IS_WITHOUT(i) ((i) < BEYOND(w) && (without & BIT(i)))
+
 /* The first warp of gang g, a worker of window w. */
 proctype worker(byte g; byte w) {
   byte slot = NONE;      /* what it runs */
-  byte seen;             /* the epoch when it last had the lock */
-  bit became;            /* something became ready while it had the lock */
+  byte told;             /* what it has read in its mail */
+  byte answer[GANGS];    /* the dispatcher's: what it will write there */
+  byte without;          /* mask of workers that have no task */
+  byte to;
+  byte i;
   bit over;              /* nothing runs and nothing will enter */
 #ifdef BUG_LOST_DONE
   byte copy[SLOTS];
@@ -242,128 +301,144 @@ proctype worker(byte g; byte w) {
 
   do
   :: /* PUBLISH */
+#if !defined(BUG_NO_FENCE) && !defined(BUG_LATE_FENCE)
      if
-     :: slot != NONE ->
-#ifndef BUG_NO_FENCE
-        d_step { for_gang_publish(g) }
-#else
-        skip
-#endif
+     :: slot != NONE -> d_step { for_gang_publish(g) }
      :: else
      fi;
+#endif
 
 #ifdef BUG_LOST_DONE
      /* Retires without the lock: reads all masks, and writes them back without its bit. */
      if
      :: slot != NONE ->
         d_step { s = 0; do :: s < SLOTS -> copy[s] = window[w].upstream[s] & ~BIT(slot); s++ :: else -> break od };
-        d_step {
-          s = 0; do :: s < SLOTS -> window[w].upstream[s] = copy[s]; copy[s] = 0; s++ :: else -> break od;
-          became = 1
-        }
+        d_step { s = 0; do :: s < SLOTS -> window[w].upstream[s] = copy[s]; copy[s] = 0; s++ :: else -> break od }
      :: else
      fi;
 #endif
 
-     /* ACQUIRE */
-     TAKE(w);
+     /* ASK */
+     d_step {
+       told = ASKS;
+       if
+       :: slot != NONE -> mail[g] = ASKED(slot); slot = NONE
+       :: else -> mail[g] = ASKS
+       fi;
+       printf("worker %d asks\n", g)
+     };
+#ifdef BUG_LATE_FENCE
+     d_step { for_gang_publish(g) };
+#endif
+
+     do
+     :: told >= ASKS ->
+        if
+        :: atomic { window[w].lock == 0 -> window[w].lock = 1 };
+           /* ACQUIRE */
+#ifndef BUG_NO_ACQUIRE
+           d_step { for_gang_forget(g) };
+#endif
+           d_step {
+             printf("worker %d is the dispatcher\n", g);
+             collect(w);
+#ifdef BUG_GRANTED
+             without = without | BIT(g);
+             answer[g] = WAITS
+#endif
+           };
+           do
+           :: MAY_INSERT(w) ->
+              d_step {
+                do
+                :: MAY_INSERT(w) -> insert(w)
+                :: else -> break
+                od;
+                s = 0
+              }
+           :: ANYBODY(w) ->
+              /* ISSUE. Any ready slot and any worker will do, so what holds here holds for every policy. */
+              atomic {
+              if
+              :: READY(w, 0) -> slot = 0
+#if SLOTS > 1
+              :: READY(w, 1) -> slot = 1
+#endif
+#if SLOTS > 2
+              :: READY(w, 2) -> slot = 2
+#endif
+#if SLOTS > 3
+              :: READY(w, 3) -> slot = 3
+#endif
+#ifdef BUG_PREDICATE
+              /* Looks at the predicate of a task that still waits for whoever writes it. */
+              :: (window[w].busy & ~window[w].running & BIT(1)) && PREDICATE(KIND_OF(window[w].task[1])) -> slot = 1
+#endif
+              fi;
+              if
+              :: IS_WITHOUT(FIRST(w)) -> to = FIRST(w)
+              :: IS_WITHOUT(FIRST(w) + 1) -> to = FIRST(w) + 1
+              :: IS_WITHOUT(FIRST(w) + 2) -> to = FIRST(w) + 2
+              fi
+              };
+              if
+              :: PREDICATE(KIND_OF(window[w].task[slot])) ->
+                 d_step { look(g * GANG, window[w].task[slot], PREDICATE(KIND_OF(window[w].task[slot]))) }
+              :: else
+              fi;
+              d_step {
+                begin(window[w].task[slot]);
+                if
+                :: allowed & BIT(window[w].task[slot]) ->
+                   started = started | BIT(window[w].task[slot]);
+                   window[w].running = window[w].running | BIT(slot);
+                   without = without & ~BIT(to);
+                   answer[to] = slot;
+                   printf("worker %d grants task %d in slot %d to worker %d\n", g, window[w].task[slot], slot, to)
+                :: else ->        /* the predicate is 0: RETIRE at once, look again */
+                   skipped = skipped | BIT(window[w].task[slot]);
+                   printf("worker %d finds the predicate of task %d to be 0\n", g, window[w].task[slot]);
+                   retire(w, slot)
+                fi;
+                slot = NONE; to = 0
+              }
+           :: !ANYBODY(w) && (window[w].busy || window[w].at_end) -> break
+           od;
+           skip;
+           d_step { reply(w); told = mail[g] };
+           /* RELEASE */
+           printf("worker %d releases the lock\n", g);
+           window[w].lock = 0
+#ifdef BUG_ASK
+        :: window[w].lock -> AWAIT(mail[g] < WAITS); told = mail[g]     /* whoever has the lock will see it */
+#elif defined(SPINNING)
+        :: else -> told = mail[g]
+#else
+        :: mail[g] < ASKS -> told = mail[g]
+#endif
+        fi
+     :: told == WAITS -> AWAIT(mail[g] != WAITS); told = mail[g]
+     :: told < WAITS -> break
+     od;
+     if
+     :: told == LEAVE -> break
+     :: else
+     fi;
+     slot = told;
 #ifndef BUG_NO_ACQUIRE
      d_step { for_gang_forget(g) };
 #endif
 
-     /* RETIRE */
-     if
-     :: slot != NONE -> d_step { retire(w, slot); slot = NONE }
-     :: else
-     fi;
-
-     do
-     :: /* INSERT */
-        do
-        :: MAY_INSERT(w) -> d_step { insert(w) }
-        :: else -> break
-        od;
-
-        /* ISSUE. Any ready slot will do, so what holds here holds for every policy. */
-        if
-        :: READY(w, 0) -> slot = 0
-#if SLOTS > 1
-        :: READY(w, 1) -> slot = 1
-#endif
-#if SLOTS > 2
-        :: READY(w, 2) -> slot = 2
-#endif
-#if SLOTS > 3
-        :: READY(w, 3) -> slot = 3
-#endif
-#ifdef BUG_PREDICATE
-        /* Looks at the predicate of a task that still waits for whoever writes it. */
-        :: (window[w].busy & ~window[w].running & BIT(1)) && PREDICATE(KIND_OF(window[w].task[1])) -> slot = 1
-#endif
-        :: else -> break
-        fi;
-        if
-        :: PREDICATE(KIND_OF(window[w].task[slot])) ->
-           d_step { look(g * GANG, window[w].task[slot], PREDICATE(KIND_OF(window[w].task[slot]))) }
-        :: else
-        fi;
-        if
-        :: allowed & BIT(window[w].task[slot]) ->
-           d_step {
-             begin(window[w].task[slot]);
-             started = started | BIT(window[w].task[slot]);
-             window[w].running = window[w].running | BIT(slot);
-             printf("worker %d issues task %d from slot %d\n", g, window[w].task[slot], slot)
-           };
-           break
-        :: else ->                /* the predicate is 0: RETIRE at once, INSERT again, look again */
-           d_step {
-             begin(window[w].task[slot]);
-             skipped = skipped | BIT(window[w].task[slot]);
-             printf("worker %d finds the predicate of task %d to be 0\n", g, window[w].task[slot]);
-             retire(w, slot);
-             slot = NONE
-           }
-        fi
-     od;
-
-     /* RELEASE. Those who wait must hear of what became ready and is left, and of the end. If the epoch were read after
-      * the lock is free, a change between would go unnoticed. */
-     over = slot == NONE && window[w].at_end && window[w].busy == 0;
-     d_step {
-       if
-       :: became && ANY_READY(w) -> window[w].epoch++
-#ifndef BUG_END
-       :: over -> window[w].epoch++
-#endif
-       :: else
-       fi;
-       became = 0;
-       seen = window[w].epoch;
-       printf("worker %d releases the lock at epoch %d\n", g, window[w].epoch)
-     };
-     window[w].lock = 0;
-#ifdef BUG_EPOCH
-     seen = window[w].epoch;
-#endif
-
-     if
-     :: slot != NONE ->           /* run it: through the gang's barrier, each its part, and through the barrier again */
+     /* Run it: through the gang's barrier, each its part, and through the barrier again. */
 #ifdef BUG_GANG
-        AWAIT(absent[g] == 0);    /* too late: the task before has retired */
+     AWAIT(absent[g] == 0);    /* too late: the task before has retired */
 #endif
-        d_step { seen = 0; job[g] = window[w].task[slot]; absent[g] = GANG - 1 };
-        work(g * GANG, job[g], 0);
+     d_step { told = 0; job[g] = window[w].task[slot]; absent[g] = GANG - 1 };
+     work(g * GANG, job[g], 0);
 #ifndef BUG_GANG
-        AWAIT(absent[g] == 0);
+     AWAIT(absent[g] == 0);
 #endif
-        d_step { finished = finished | BIT(job[g]) }
-     :: else ->
-        if
-        :: over -> break
-        :: else -> AWAIT(window[w].epoch != seen)     /* WAIT */
-        fi
-     fi
+     d_step { finished = finished | BIT(job[g]) }
   od;
 #ifdef BUG_GANG
   AWAIT(absent[g] == 0);

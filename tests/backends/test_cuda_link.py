@@ -14,9 +14,10 @@ from brax_concurrent.backends.cuda_dispatch import (
     CONTROL_WORDS,
     MAX_KINDS,
     MAX_OPS,
+    OP_CONFLICTS,
+    OP_ROW_WORDS,
     SHARES,
     T_ARENA_BYTES,
-    T_CONFLICTS,
     T_FIRST_OP,
     T_OPS,
     T_RECORD,
@@ -63,11 +64,11 @@ def test_the_tables_of_two_parts():
     one, two = (words[TABLE_FIRST_PART + T_WORDS * i :][:T_WORDS] for i in range(2))
     assert [one[i] for i in (T_OPS, T_STEPS, T_ARENA_BYTES, T_SHARE)] == [3, 3, 256, SHARES // 4]
     assert [two[i] for i in (T_OPS, T_STEPS, T_ARENA_BYTES, T_SHARE)] == [1, 1, 128, SHARES]
-    # A row of an op: the function's number in the program, the kind's in the part, where its predicate lies.
-    assert words[one[T_FIRST_OP] :][:12] == [0, 0, -1, 0, 1, 1, 128, 0, 0, 0, -1, 0]
-    assert words[two[T_FIRST_OP] :][:4] == [1, 0, -1, 0]
-    assert words[one[T_CONFLICTS] :][:4] == [0b10, 0, 0b01, 0]  # either order of a pair counts
-    assert words[two[T_CONFLICTS] :] == [1, 0]
+    # A row of an op: the function's number in the program, the kind's in the part, where its predicate lies, and the
+    # kinds that it conflicts with; either order of a pair counts.
+    first_op, second_op = [0, 0, -1, 0, 0b10, 0, 0, 0], [1, 1, 128, 0, 0b01, 0, 0, 0]
+    assert words[one[T_FIRST_OP] : two[T_FIRST_OP]] == [*first_op, *second_op, *first_op]
+    assert words[two[T_FIRST_OP] :] == [1, 0, -1, 0, 1, 0, 0, 0]
     assert one[T_RECORD] == CONTROL + WORD * CONTROL_WORDS
     assert two[T_RECORD] == one[T_RECORD] + WORD * (RECORD_FIRST_BUFFER + 2)
     assert parameter_words([first, part(G)]) == CONTROL_WORDS + 2 * RECORD_FIRST_BUFFER + 3
@@ -76,9 +77,9 @@ def test_the_tables_of_two_parts():
 def test_masks_of_more_than_32_kinds():
     many = [cuda.Function(f"f{i}", "") for i in range(MAX_KINDS)]
     words, _ = tables([part(*many, conflicts=frozenset({("f0", "f39"), ("f63", "f63")}))])
-    masks = words[words[TABLE_FIRST_PART + T_CONFLICTS] :]
-    assert len(masks) == 2 * MAX_KINDS
-    assert {i // 2: masks[i : i + 2] for i in range(0, 128, 2) if any(masks[i : i + 2])} == {
+    rows = words[words[TABLE_FIRST_PART + T_FIRST_OP] :]
+    masks = {i: rows[OP_ROW_WORDS * i + OP_CONFLICTS :][:2] for i in range(MAX_KINDS)}
+    assert {i: mask for i, mask in masks.items() if any(mask)} == {
         0: [0, 1 << 7],
         39: [1, 0],
         63: [0, 1 << 31],
@@ -87,9 +88,9 @@ def test_masks_of_more_than_32_kinds():
 
 def test_too_much_is_refused():
     many = [cuda.Function(f"f{i}", "") for i in range(MAX_KINDS + 1)]
-    with pytest.raises(ValueError, match="at most 64 kernels and 1048576 ops, got 65 and 65"):
+    with pytest.raises(ValueError, match="at most 64 kernels and 524288 ops, got 65 and 65"):
         tables([part(*many)])
-    with pytest.raises(ValueError, match="at most 64 kernels and 1048576 ops, got 1 and 1048577"):
+    with pytest.raises(ValueError, match="at most 64 kernels and 524288 ops, got 1 and 524289"):
         tables([part(*[F] * (MAX_OPS + 1))])
     room = MAX_PARAMETERS - CONTROL_WORDS - 2 * RECORD_FIRST_BUFFER
     assert frame_ir([part(F, buffers=room - 1), part(G)], "s", "dispatch", THREADS)

@@ -97,7 +97,7 @@ class Gpu:
             values, place = [], parameters
             for each in types:
                 count = 1 if each.ndim is None else 5 + 2 * each.ndim
-                words = [machine.shared[machine.current.block, place + 8 * word] for word in range(count)]
+                words = [machine.shared_word(machine.current.block, place + 8 * word) for word in range(count)]
                 values.append(decoded(each, words))
                 place += 8 * count
             try:
