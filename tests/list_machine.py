@@ -164,7 +164,7 @@ class Run:
         if not trace:
             held[6] = 0
         numbers = (timeout, shape.windows, window, len(tables.streams), shape.stride, shape.room, shape.workers,
-                   tables.row_words)  # fmt: skip
+                   tables.row_words, shape.workers >> 1)  # fmt: skip
         threads = lambda block: 32 if block < shape.windows else worker_threads  # noqa: E731
         warp = lambda block: 32 if block < shape.windows else 1  # noqa: E731
         self.machine.launch(entry, shape.blocks, threads, (0, *held, *numbers), warp)

@@ -69,6 +69,7 @@ P_COUNT = 11  # streams
 P_STRIDE = 12  # bytes of a window's part of the work memory
 P_ROOM, P_WORKERS = 13, 14  # words of a log for chunks, and so many more, one for each worker of a window, for the end
 P_ROW_WORDS = 15  # 64-bit words of the longest row; so many can be read from any row on
-PARAMETERS = 16
+P_WAITING = 16  # chunks of a window that may wait in workers for their operands
+PARAMETERS = 17
 
 FREE, PENDING, RUNNING = 0, 1, 2  # a slot's state

@@ -33,6 +33,7 @@ from brax_concurrent.backends.list_layout import (
     P_STRIDE,
     P_TIMEOUT,
     P_TRACE,
+    P_WAITING,
     P_WINDOWS,
     P_WORK,
     P_WORKERS,
@@ -170,7 +171,8 @@ class HwList:
         words[[P_ROWS, P_ENTRIES, P_STREAMS]] = [each.address for each in self._uploaded]
         words[P_WORK], words[P_FAILURE] = work.address, self.failure
         words[[P_WINDOWS, P_COUNT, P_STRIDE]] = shape.windows, len(self._tables.streams), shape.stride
-        words[[P_ROOM, P_WORKERS, P_ROW_WORDS]] = shape.room, shape.workers, self._tables.row_words
+        words[[P_ROOM, P_WORKERS, P_WAITING]] = shape.room, shape.workers, shape.waiting
+        words[P_ROW_WORDS] = self._tables.row_words
         pointers = (c_void_p * PARAMETERS)(*(words.ctypes.data + WORD * i for i in range(PARAMETERS)))
         return _Room(windows, shape, work, words, pointers)
 

@@ -32,8 +32,8 @@ counters until they have come to that, and begin: one hop. A record is written a
 that read it have counted; and a counter whose slot has another task by now has come to what the record says, and stays.
 
 Workers that wait do nothing else. So a task is issued early only if there is a worker for each of its chunks that would
-have nothing to do otherwise, and if not more than half of all workers wait then. What is beyond that is issued when its
-operands are there.
+have nothing to do otherwise, and if not more than P_WAITING wait then. What is beyond that is issued when its operands
+are there.
 
 A worker waits for words of the log and for chunks of older tickets, which workers hold that are there; the dispatcher
 for chunks that a worker has taken or any worker will take. So those that are resident are enough, however few. What
@@ -104,16 +104,17 @@ def run_list(
     room: int,
     workers: int,
     row_words: int,
+    waiting: int,
 ) -> int:
     """The whole kernel: what every thread of it runs.
 
     Args:
         base: offset of the shared memory, see list_layout.H_WORD.
         rows, entries, streams, memory, failure, errors, trace, skipped, timeout, windows, slots, count, stride, room,
-            workers, row_words: see list_layout.P_ROWS.
+            workers, row_words, waiting: see list_layout.P_ROWS.
     """
     job = (rows, entries, streams, memory, failure, errors, trace, skipped, timeout, windows, slots, count, stride,
-           room, workers, row_words)  # fmt: skip
+           room, workers, row_words, waiting)  # fmt: skip
     block = block_index()
     number = uniform(remainder(block, windows))
     own = memory + c.W_WINDOWS + stride * number
@@ -216,8 +217,8 @@ def choose_early(job, ready, state, upstream, seq, chunks, predicate, left):
     Returns:
         Mask of slots that may be issued early, if there is room; whether the lane's is chosen.
     """
-    runs, half = (state == c.RUNNING) | ready, _I32(job[c.P_WORKERS] >> 1)
-    able = (state == c.PENDING) & (upstream != 0) & (predicate == 0) & (chunks <= half)
+    runs, most = (state == c.RUNNING) | ready, _I32(job[c.P_WAITING])
+    able = (state == c.PENDING) & (upstream != 0) & (predicate == 0) & (chunks <= most)
     others = ballot(runs)
     first = able & (upstream & ~others == 0)
     found, early = ballot(first), first
@@ -228,7 +229,7 @@ def choose_early(job, ready, state, upstream, seq, chunks, predicate, left):
             early = able & (upstream & ~others == 0)
             added = _I32(ballot(early) & ~others)
         idle = _I32(job[c.P_WORKERS]) - total(left)
-        room = _I32(min(idle, half - total(chunks if runs & (upstream != 0) else 0)))
+        room = _I32(min(idle, most - total(chunks if runs & (upstream != 0) else 0)))
         if total(chunks if early else 0) > room:
             early = first & (chunks <= room)
             early = early & (seq == least(seq if early else _LAST))

@@ -87,6 +87,11 @@ class Shape:
         return self.room + self.workers
 
     @property
+    def waiting(self) -> int:
+        """Chunks of a window that may wait in workers: some are kept for what becomes ready meanwhile."""
+        return self.workers - (self.workers + 7) // 8
+
+    @property
     def stride(self) -> int:
         """Bytes of a window's part of the work memory."""
         return -(-(c.W_LOG + WORD * self.log_words) // 128) * 128

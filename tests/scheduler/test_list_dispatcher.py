@@ -215,9 +215,9 @@ def test_so_many_chunks_wait_as_workers_would_have_nothing_to_do_and_half_at_mos
 @pytest.mark.parametrize(
     ("check", "old", "new"),
     [
-        (half_of_the_workers, "_I32(job[c.P_WORKERS] >> 1)", "_I32(job[c.P_WORKERS])"),
-        (half_of_the_workers, "half - total(chunks if runs & (upstream != 0) else 0)", "half"),
-        (none_without_work, "min(idle, half", "min(half, half"),
+        (half_of_the_workers, "_I32(job[c.P_WAITING])", "_I32(job[c.P_WORKERS])"),
+        (half_of_the_workers, "most - total(chunks if runs & (upstream != 0) else 0)", "most"),
+        (none_without_work, "min(idle, most", "min(most, most"),
         (large_ones, "first & (chunks <= room)", "first"),
     ],
 )
@@ -328,8 +328,8 @@ MISTAKES = {
         "record(own, lane, early, upstream, _I32(target - (chunks if chosen else 0)))\n",
     ),
     "a task is issued early whose predicate is not known": (
-        " & (predicate == 0) & (chunks <= half)",
-        " & (chunks <= half)",
+        " & (predicate == 0) & (chunks <= most)",
+        " & (chunks <= most)",
     ),
     "the window spans too much": ("newest - oldest <= c.REACH", "newest - oldest <= 2 * c.REACH"),
     "distances are one off": ("(newest - seq - 1)", "(newest - seq)"),
