@@ -26,7 +26,6 @@ ACTIVATE: dict[str | None, str] = {
 }
 
 
-FENCE = "gpu.fence()"
 MOST_UNITS = 1 << 31
 MOST_WRITTEN_OUT = 49  # places of a filter
 PIXEL = """
@@ -118,8 +117,8 @@ def {name}(unit, x, w, {"b, " if biased else ""}y, stride, top, left, dilation):
 
 
 @functools.cache
-def add(inputs: int, flagged: bool, scaled: bool, weighted: bool, activation: str | None, fenced: bool) -> Kernel:
-    """A sum of tensors of one shape; a unit is one element. All is loaded before it is added: that is one latency.
+def add(inputs: int, flagged: bool, scaled: bool, weighted: bool, activation: str | None) -> Kernel:
+    """A sum of tensors of one shape; a unit is one element.
 
     Args:
       inputs: how many.
@@ -127,7 +126,6 @@ def add(inputs: int, flagged: bool, scaled: bool, weighted: bool, activation: st
       scaled: each is multiplied by an element of a vector.
       weighted: each is multiplied by an element of an array of weights.
       activation: what is applied to the sum.
-      fenced: on a GPU, whose compiler would load later: see generated_cuda.py.
     """
     name = named(f"{'merge' if flagged else 'add'}_{inputs}", activation)
     xs, flags = [f"x{i}" for i in range(inputs)], [f"flag{i}" for i in range(inputs)] if flagged else []
@@ -145,16 +143,11 @@ def add(inputs: int, flagged: bool, scaled: bool, weighted: bool, activation: st
 def {name}(unit, {", ".join([*xs, *others])}, y):
 {indent(PIXEL, 1)}
     v = zero
-{indent([*loads, *([FENCE] if fenced else []), *sums], 1)}
+{indent([*loads, *sums], 1)}
 {indent(ACTIVATE[activation], 1)}
     y[row, column, c] = v
 """
-    scope: dict[str, Any] = {}
-    if fenced:
-        from brax_concurrent.backends import gpu_units  # needs numba-cuda
-
-        scope["gpu"] = gpu_units
-    return define(name, source, (*xs, *others), **scope)
+    return define(name, source, (*xs, *others))
 
 
 @functools.cache

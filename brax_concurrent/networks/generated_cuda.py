@@ -18,10 +18,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from brax_concurrent.backends import gpu_units
-from brax_concurrent.networks.generated import ACTIVATE, FENCE, PIXEL, define, indent, named
+from brax_concurrent.networks.generated import ACTIVATE, PIXEL, define, indent, named
 from brax_concurrent.scheduler.kernel import Kernel
 
 WARP = 32
+FENCE = "gpu.fence()"
 _WIDE = 4  # floats of the widest load
 
 
@@ -204,42 +205,111 @@ def _load(names: list[str], array: str, index: str) -> str:
     return f"{', '.join(names)} = gpu.load{len(names)}({array}, {index})"
 
 
-# --- depthwise --------------------------------------------------------------------------------------------------------
+# --- layers whose channels are apart ----------------------------------------------------------------------------------
 
 
 @functools.cache
-def depthwise(height: int, width: int, biased: bool, activation: str | None) -> Kernel:
-    """A convolution of each channel by itself, with filters of that size; a unit is one channel of one pixel.
+def depthwise(height: int, width: int, biased: bool, activation: str | None, vector: int) -> Kernel:
+    """A convolution of each channel by itself, with filters of that size; a unit is one vector of a pixel's channels.
 
     Every place of the filter is written out.
     """
-    name = named(f"depthwise_{height}x{width}", activation)
+    each = range(vector)
+    name = named(f"depthwise_{height}x{width}{_suffix(vector)}", activation)
+    bias = [_load([f"b{e}" for e in each], "b", "c"), *(f"v{e} = v{e} + b{e}" for e in each)] if biased else []
     source = f"""
 def {name}(unit, x, w, {"b, " if biased else ""}y, stride, top, left, dilation):
-{indent(PIXEL, 1)}
-    v = zero
-{indent(_places(height, width), 1)}
-    {"v = v + b[c]" if biased else ""}
-{indent(ACTIVATE[activation], 1)}
-    y[row, column, c] = v
+{indent(_vector_of_unit("y", vector), 1)}
+{indent((f"v{e} = zero" for e in each), 1)}
+{indent(_places(height, width, vector), 1)}
+{indent(bias, 1)}
+{indent(_activated(vector, activation), 1)}
+{indent(_store("y", vector), 1)}
 """
     return define(name, source, ("x", "w", *(("b",) if biased else ())), gpu=gpu_units)
 
 
-_AHEAD = 25  # places of a filter, in whole rows
+MOST_PRODUCTS = 100  # of a unit of a depthwise convolution: more need too many registers
+_AHEAD = 25  # values of a filter, in whole rows
 
 
-def _places(height: int, width: int) -> Iterable[str]:
+def _places(height: int, width: int, vector: int) -> Iterable[str]:
     """What lies outside of the image is loaded from its edge, and left out."""
+    each = range(vector)
     for axis, count, at, first, size in (("i", height, "row", "top", 0), ("j", width, "column", "left", 1)):
         for k in range(count):
             yield f"at = {at} * stride + {k} * dilation - {first}"
             yield f"in_{axis}{k} = at >= 0 and at < x.shape[{size}]"
             yield f"{axis}{k} = np.uint64(min(max(at, 0), x.shape[{size}] - 1))"
-    rows = max(_AHEAD // width, 1)
+    rows = max(_AHEAD // (width * vector), 1)
     for begin in range(0, height, rows):
         some = [(i, j) for i in range(begin, min(begin + rows, height)) for j in range(width)]
-        yield from (f"x{i}_{j} = x[i{i}, j{j}, c]" for i, j in some)
-        yield from (f"w{i}_{j} = w[{i}, {j}, c]" for i, j in some)
+        yield from (_load([f"x{i}_{j}_{e}" for e in each], f"x[i{i}, j{j}]", "c") for i, j in some)
+        yield from (_load([f"w{i}_{j}_{e}" for e in each], f"w[{i}, {j}]", "c") for i, j in some)
         yield FENCE
-        yield from (f"v = v + x{i}_{j} * w{i}_{j} if in_i{i} and in_j{j} else v" for i, j in some)
+        for i, j in some:
+            yield from (f"v{e} = v{e} + x{i}_{j}_{e} * w{i}_{j}_{e} if in_i{i} and in_j{j} else v{e}" for e in each)
+
+
+@functools.cache
+def add(inputs: int, flagged: bool, scaled: bool, weighted: bool, activation: str | None, vector: int) -> Kernel:
+    """A sum of tensors of one shape; a unit is one vector of a pixel's channels. For the others see generated.add."""
+    each, xs = range(vector), [f"x{i}" for i in range(inputs)]
+    flags = [f"flag{i}" for i in range(inputs)] if flagged else []
+    others = [*flags, *(["scale"] if scaled else []), *(["weight"] if weighted else [])]
+    lines, sums = [f"g{i} = {flag}[0]" for i, flag in enumerate(flags)], []
+    for i, x in enumerate(xs):
+        factors = [*([f"scale[0, 0, {i}]"] if scaled else []), *([f"weight[{i}]"] if weighted else [])]
+        lines.append(_load([f"p{i}_{e}" for e in each], f"{x}[row, column]", "c"))
+        lines += [f"s{i} = {' * '.join(factors)}"] if factors else []
+        product = f"p{i}_{{0}} * s{i}" if factors else f"p{i}_{{0}}"
+        chosen = f" if g{i} != 0 else v{{0}}" if flagged else ""
+        sums += [f"v{{0}} = v{{0}} + {product}{chosen}".format(e) for e in each]
+    name = named(f"{'merge' if flagged else 'add'}_{inputs}{_suffix(vector)}", activation)
+    source = f"""
+def {name}(unit, {", ".join([*xs, *others])}, y):
+{indent(_vector_of_unit("y", vector), 1)}
+{indent((f"v{e} = zero" for e in each), 1)}
+{indent([*lines, FENCE, *sums], 1)}
+{indent(_activated(vector, activation), 1)}
+{indent(_store("y", vector), 1)}
+"""
+    return define(name, source, (*xs, *others), gpu=gpu_units)
+
+
+@functools.cache
+def copy(vector: int) -> Kernel:
+    """One vector of a pixel's channels, into a part of another tensor."""
+    name, each = f"copy{_suffix(vector)}", range(vector)
+    source = f"""
+def {name}(unit, x, y):
+{indent(_vector_of_unit("x", vector), 1)}
+{indent([_load([f"v{e}" for e in each], "x[row, column]", "c")], 1)}
+{indent(_store("y", vector), 1)}
+"""
+    return define(name, source, ("x",), gpu=gpu_units)
+
+
+def _suffix(vector: int) -> str:
+    return f"v{vector}" if vector > 1 else ""
+
+
+def _vector_of_unit(array: str, vector: int) -> str:
+    return PIXEL.replace("y.shape", f"{array}.shape").replace(
+        "shape[2])\nc, pixel = np.uint64(number % channels)",
+        f"shape[2] // {vector})\nc, pixel = np.uint64(number % channels) * np.uint64({vector})",
+    )
+
+
+def _activated(vector: int, activation: str | None) -> list[str]:
+    lines = []
+    for e in range(vector):
+        if ACTIVATE[activation]:
+            lines += [f"v = v{e}", *ACTIVATE[activation].splitlines(), f"v{e} = v"]
+    return lines
+
+
+def _store(array: str, vector: int) -> list[str]:
+    if vector == 1:
+        return [f"{array}[row, column, c] = v0"]
+    return [f"gpu.store{vector}({array}[row, column], c, ({', '.join(f'v{e}' for e in range(vector))}))"]

@@ -114,8 +114,7 @@ def _add_conv(
     else:
         from brax_concurrent.networks import generated_cuda  # needs numba-cuda
 
-        address, strides = _place(x)
-        vector = generated_cuda.vector_of(address, strides, x.shape[2])
+        vector = _vector(x)
         block = generated_cuda.block_for(y.shape, x.shape[2], r.memory.batch, vector, swapped is not None)
         kernel, units = generated_cuda.conv(block, bool(bias), r.activation()), block.units(height, width, count)
         if block.swapped and swapped is not None:
@@ -126,14 +125,24 @@ def _add_conv(
 
 def _depthwise(r: _Recorder) -> None:
     filters, bias = r.filters()
-    biased = {"b": bias[0]} if bias else {}
-    kernel = generated.depthwise(bool(bias), r.activation())
+    biased, x, y = {"b": bias[0]} if bias else {}, r.input(), r.output()
+    kernel, units = generated.depthwise(bool(bias), r.activation()), r.layer.output.size
     if r.memory.device != "cpu" and math.prod(filters.shape[:2]) <= MOST_WRITTEN_OUT:
         from brax_concurrent.networks import generated_cuda  # needs numba-cuda
 
-        kernel = generated_cuda.depthwise(*filters.shape[:2], bool(bias), r.activation())
-    numbers = {"dilation": r.number("dilation"), **r.corner()}
-    r.add(kernel, r.layer.output.size, x=r.input(), w=filters, y=r.output(), **biased, **numbers)
+        vector = _vector(x, y)
+        while vector * math.prod(filters.shape[:2]) > generated_cuda.MOST_PRODUCTS:
+            vector //= 2
+        kernel = generated_cuda.depthwise(*filters.shape[:2], bool(bias), r.activation(), vector)
+        units //= vector
+    r.add(kernel, units, x=x, w=filters, y=y, dilation=r.number("dilation"), **biased, **r.corner())
+
+
+def _vector(*arrays: Any) -> int:
+    """How many channels a GPU loads and stores at once, of images that all have as many."""
+    from brax_concurrent.networks.generated_cuda import vector_of  # needs numba-cuda
+
+    return min(vector_of(*_place(array), array.shape[2]) for array in arrays)
 
 
 def _pool(r: _Recorder) -> None:
@@ -152,8 +161,15 @@ def _sum(r: _Recorder) -> None:
     for weights in r.weights():
         arguments["weight"] = weights
     forms = bool(a["flags"]), a["scales"] is not None, bool(r.layer.parameters)
-    kernel = generated.add(count, *forms, r.activation(), fenced=r.memory.device != "cpu")
-    r.add(kernel, r.layer.output.size, y=r.output(), **arguments)
+    y = r.output()
+    if r.memory.device == "cpu":
+        kernel, units = generated.add(count, *forms, r.activation()), r.layer.output.size
+    else:
+        from brax_concurrent.networks import generated_cuda  # needs numba-cuda
+
+        vector = _vector(y, *(arguments[f"x{i}"] for i in range(count)))
+        kernel, units = generated_cuda.add(count, *forms, r.activation(), vector), r.layer.output.size // vector
+    r.add(kernel, units, y=y, **arguments)
 
 
 def _multiply(r: _Recorder) -> None:
@@ -174,8 +190,15 @@ def _view(r: _Recorder) -> None:
 
 
 def _copy(r: _Recorder, x: Any, y: Any) -> None:
-    if _address(x) != _address(y):
-        r.add(layers.copy, math.prod(x.shape), x=x, y=y)
+    if _address(x) == _address(y):
+        return
+    kernel, units = layers.copy, math.prod(x.shape)
+    if r.memory.device != "cpu":
+        from brax_concurrent.networks import generated_cuda  # needs numba-cuda
+
+        vector = _vector(x, y)
+        kernel, units = generated_cuda.copy(vector), units // vector
+    r.add(kernel, units, x=x, y=y)
 
 
 def _address(array: Any) -> int:

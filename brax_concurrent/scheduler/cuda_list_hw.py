@@ -118,6 +118,7 @@ class HwList:
         self._uploaded = [_upload(each) for each in (tables.rows, tables.entries, tables.streams)]
         self._failure = task_cuda.failure_cell()
         self._room: _Room | None = None
+        self.worked: tuple[int, int] | None = None  # of the last run that was recorded, see Timeline
 
     @property
     def failure(self) -> int:
@@ -204,7 +205,11 @@ class HwList:
             "cuMemcpyDtoH_v2", c_void_p(words.ctypes.data), c_uint64(trace.address), c_size_t(words.nbytes)
         )
         split = chunks * TRACE_BYTES // WORD
-        return task_rows(self._tables, words[:split].reshape(chunks, -1), words[split:])
+        rows = words[:split].reshape(chunks, -1)
+        ran = rows[rows[:, Q_END // WORD] > 0]
+        busy = int((ran[:, Q_END // WORD] - ran[:, Q_BEGIN // WORD]).sum())
+        self.worked = busy, shape.blocks - shape.windows
+        return task_rows(self._tables, rows, words[split:])
 
 
 def task_rows(tables: Tables, chunks: np.ndarray, skipped: np.ndarray) -> np.ndarray:

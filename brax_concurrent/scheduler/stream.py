@@ -321,7 +321,8 @@ class TaskStream:
         ran = records[records[:, TASK] >= 0]
         rows = np.concatenate((ran, np.zeros((len(ran), 1), np.int64)), axis=1)  # all of run 0
         if self._device == "cuda":  # of as many blocks as began tasks
-            return Timeline(list_stream(self._tasks), apart(rows), lane_name="block")
+            worked = None if self._cuda is None else self._cuda.worked
+            return Timeline(list_stream(self._tasks), apart(rows), lane_name="block", worked=worked)
         return Timeline(list_stream(self._tasks), apart(rows), threads, lane_name="thread")
 
     def _run_cpu(self, scheduler: str, window: int, threads: int, records: np.ndarray | None = None) -> None:

@@ -62,6 +62,11 @@ class CudaTasks:
             launch = self._launch_of(scheduler, window, streams)
             return task_cuda.run_table(self._table.failure, launch), np.zeros((0, 4), np.int64)
 
+    @property
+    def worked(self) -> tuple[int, int] | None:
+        """See `Timeline`: of the last run under "hw" that was recorded."""
+        return None if self._hw is None else self._hw.worked
+
     def _addresses(self) -> Iterator[int]:
         """Of all arrays that have elements."""
         for call in self._calls:

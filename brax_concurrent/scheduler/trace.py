@@ -66,6 +66,8 @@ class Timeline:
     missing    tasks that ran and are not in `rows`
     lane_name  what a lane is: "thread", "stream"
     name       title in the file
+    worked     where a task has several workers at once: for how many nanoseconds all of them worked, and how many there
+               are; None: a task is one lane's
 
     Raises:
       ValueError: rows of another shape, of a task that is not in the stream, or that end before they begin.
@@ -77,6 +79,7 @@ class Timeline:
     missing: int = 0
     lane_name: str = "lane"
     name: str = "stream"
+    worked: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
         if self.rows.ndim != 2 or self.rows.shape[1] != _COLUMNS:
@@ -147,9 +150,10 @@ class Timeline:
 
     @property
     def occupancy(self) -> float:
-        """The part of the lanes' time in which they had a task, over the makespan; 0 if there is no time."""
-        available = self.num_lanes * self.makespan
-        return self.busy / available if available else 0.0
+        """The part of the workers' time in which they had a task, over the makespan; 0 if there is no time."""
+        busy, workers = self.worked or (self.busy, self.num_lanes)
+        available = workers * self.makespan
+        return busy / available if available else 0.0
 
     @property
     def concurrency(self) -> float:
@@ -169,7 +173,8 @@ class Timeline:
         skipped = f", {self.skipped:,} of them skipped" if self.skipped else ""
         missing = f", {self.missing:,} more not recorded" if self.missing else ""
         tasks, runs = _counted(len(self), "task"), _counted(self.runs, "run")
-        lanes = _counted(self.num_lanes, self.lane_name, "es" if self.lane_name.endswith("ch") else "s")
+        count = self.worked[1] if self.worked else self.num_lanes
+        lanes = _counted(count, self.lane_name, "es" if self.lane_name.endswith("ch") else "s")
         return (
             f"{tasks} in {runs}{skipped}{missing}: "
             f"makespan {self.makespan * 1e-6:.3f} ms, occupancy {self.occupancy:.1%} of {lanes}, "

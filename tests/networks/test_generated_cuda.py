@@ -49,6 +49,14 @@ class Lanes:
         assert index % 4 == 0
         return tuple(array[index : index + 4])
 
+    def store2(self, array, index, elements):
+        assert index % 2 == 0
+        array[index : index + 2] = elements
+
+    def store4(self, array, index, elements):
+        assert index % 4 == 0
+        array[index : index + 4] = elements
+
     def exchange(self, value, lanes):
         self.values[self.own.lane] = value
         self.barrier.wait(10)
@@ -136,14 +144,48 @@ def test_convolutions_are_jaxs(block, case):
 
 @pytest.mark.parametrize("given", [{"top": 1, "left": 2}, {"stride": 2, "top": 2}, {"dilation": 2, "left": 4}])
 @pytest.mark.parametrize("size", [(3, 3), (5, 5), (7, 7), (1, 6)])
-def test_depthwise_convolutions_are_jaxs(size, given):
-    rng = np.random.default_rng(2)
-    x, w = rng.normal(size=(13, 14, 3)).astype(np.float32), rng.normal(size=(*size, 3)).astype(np.float32)
-    b = rng.normal(size=3).astype(np.float32)
-    y = np.full((*result_shape(x.shape, w.shape, **given), 3), np.nan, np.float32)
-    run(generated_cuda.depthwise(*size, True, "relu"), y.size, False, x, w, b, y, *numbers(**given))
-    wanted = expected(x, w[:, :, None], b, y.shape, **given, groups=3)
+@pytest.mark.parametrize("vector", [1, 2, 4])
+def test_depthwise_convolutions_are_jaxs(vector, size, given):
+    rng, count = np.random.default_rng(2), 3 * vector
+    x, w = rng.normal(size=(13, 14, count)).astype(np.float32), rng.normal(size=(*size, count)).astype(np.float32)
+    b = rng.normal(size=count).astype(np.float32)
+    y = np.full((*result_shape(x.shape, w.shape, **given), count), np.nan, np.float32)
+    kernel = generated_cuda.depthwise(*size, True, "relu", vector)
+    run(kernel, y.size // vector, False, x, w, b, y, *numbers(**given))
+    wanted = expected(x, w[:, :, None], b, y.shape, **given, groups=count)
     assert np.abs(y - wanted).max() <= 1e-5 * np.abs(wanted).max()
+
+
+@pytest.mark.parametrize("vector", [1, 2, 4])
+@pytest.mark.parametrize(
+    ("flagged", "scaled", "weighted"), [(False, False, True), (True, False, False), (True, True, False)]
+)
+def test_sums_leave_out_what_is_flagged_so(vector, flagged, scaled, weighted):
+    rng = np.random.default_rng(3)
+    xs = rng.normal(size=(3, 4, 5, 2 * vector)).astype(np.float32)
+    flags, factors = [np.array([f], np.int32) for f in (1, 0, 1)], rng.normal(size=3).astype(np.float32)
+    y = np.full(xs.shape[1:], np.nan, np.float32)
+    used = xs.copy()
+    if flagged:
+        xs[1], used[1] = np.nan, 0
+    arguments = [
+        *xs,
+        *(flags if flagged else []),
+        *([factors[None, None]] if scaled else [factors] if weighted else []),
+    ]
+    kernel = generated_cuda.add(3, flagged, scaled, weighted, "relu6", vector)
+    run(kernel, y.size // vector, False, *arguments, y)
+    wanted = sum(x * (f if scaled or weighted else 1) for x, f in zip(used, factors, strict=True))
+    np.testing.assert_allclose(y, np.clip(wanted, 0, 6), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("vector", [1, 2, 4])
+def test_copies_go_into_parts(vector):
+    x, whole = np.random.default_rng(4).normal(size=(3, 5, 8)).astype(np.float32), np.zeros((3, 5, 20), np.float32)
+    run(generated_cuda.copy(vector), x.size // vector, False, x, whole[:, :, 4:12])
+    assert np.array_equal(whole[:, :, 4:12], x)
+    assert not whole[:, :, :4].any()
+    assert not whole[:, :, 12:].any()
 
 
 def test_what_is_outside_of_the_image_is_left_out_whatever_is_there():

@@ -235,6 +235,10 @@ def test_a_timeline(gpu, tmp_path):
     assert rows[0].begin < rows[0].end <= rows[2].begin < rows[2].end
     assert rows[1].begin == rows[1].end <= rows[2].begin  # nobody writes its predicate
     assert timeline.lane_name == "block"
+    busy, workers = timeline.worked
+    assert workers == gpu.launches[-1].blocks - 1
+    assert sum(row.end - row.begin for row in rows) <= busy <= workers * timeline.makespan  # several blocks for a task
+    assert timeline.occupancy == busy / (workers * timeline.makespan)
     x = np.array([-1.0])
     stream.add(fallible, units=1, x=on_gpu(x), y=on_gpu(y))
     with pytest.raises(bc.TaskError, match="task 4, kernel fallible"):
