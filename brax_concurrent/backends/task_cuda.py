@@ -402,10 +402,12 @@ class DeviceBlock:
         self.address, self._context = address.value, context
 
     def __del__(self) -> None:
-        with contextlib.suppress(Exception):  # at exit the driver may be gone
+        try:
             cuda_driver.call("cuCtxPushCurrent_v2", self._context)
             cuda_driver.call("cuMemFree_v2", c_uint64(self.address))
             cuda_driver.call("cuCtxPopCurrent_v2", byref(c_void_p()))
+        except Exception:  # at exit the driver may be gone, and so may contextlib
+            pass
 
 
 def device_of(addresses: Iterable[int]) -> int:

@@ -6,7 +6,6 @@ without units is no launch, and nobody waits for it.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import functools
 import operator
@@ -409,6 +408,8 @@ class ListGraph:
             raise CudaError(f"launch of the graph of {len(self._table)} tasks: {said} (error {error})")
 
     def __del__(self) -> None:
-        with contextlib.suppress(Exception):  # at exit the driver may be gone
+        try:
             if self._handle != 0:
                 ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(self._functions.graph_drop)(self._handle)
+        except Exception:  # at exit the driver may be gone, and so may contextlib
+            pass

@@ -153,6 +153,7 @@ def copy_row(base, row, words, thread):
     while word < words:
         store_shared_word(base + c.H_ROW + WORD * word, load_constant_word(row + WORD * word))
         word += c.BLOCK
+        keep_once()
 
 
 @device_function

@@ -6,6 +6,7 @@ import re
 from types import SimpleNamespace
 
 import numba
+import numpy as np
 import pytest
 from task_kernels import EVERY_KIND, answers, axpy, copy, every_kind, fallible, fill, undeclared
 
@@ -15,11 +16,12 @@ pytest.importorskip("cuda.bindings.nvvm", reason="numba-cuda with NVIDIA's compi
 from brax_concurrent.backends import cuda_device, nvvm, task_cuda, task_link
 from brax_concurrent.backends.objects import ObjectCache
 from brax_concurrent.scheduler import cuda_list_hw, list_dispatcher, list_worker
+from brax_concurrent.scheduler.arrays import as_argument
 
 CAPABILITY = (9, 0)
 ARRAY, READ = ArgumentType("float64", 1), ArgumentType("float64", 1, readonly=True)
 NUMBER = ArgumentType("float64")
-REGISTERS = 64  # so that eight blocks fit a multiprocessor
+REGISTERS = 72  # so that seven blocks fit a multiprocessor
 
 
 @numba.njit
@@ -86,7 +88,14 @@ def test_arguments_are_loaded_as_the_words_of_parameters_lie():
     kinds = {0: "float", 8 * (1 + 4): "i64", 8 * (8 + 4): "i64", 8 * 17: "i8", 8 * 18: "float", 8 * 19: "float"}
     for place, kind in kinds.items():
         (line,) = re.findall(rf'add i64 %"parameters", {place}\n(.*)', text)
-        assert f"to {kind} addrspace(1)*" in line
+        assert f"to {kind} addrspace(3)*" in line  # shared memory
+
+
+def test_parameters_are_as_many_words_as_are_passed():
+    arguments = [np.zeros((2, 3)), np.float32(1), np.zeros(4, np.int32), np.complex64(1j), np.int64(2)]
+    found = [as_argument(each, "x") for each in arguments]
+    types = [each.type(readonly=True) for each in found]
+    assert task_link._words(types) == len(task_cuda.parameter_words(found)) == 9 + 1 + 7 + 2 + 1
 
 
 # ---- programs
@@ -155,16 +164,22 @@ def test_programs_come_back_from_the_disk(functions, monkeypatch, tmp_path):
 
 
 def test_too_many_kernels():
-    code = task_link.UnitCode("one", "u", (), False)
+    code = task_link.UnitCode("one", "u", (), False, 1)
     with pytest.raises(ValueError, match="at most 8192 kernels, .* got 8193"):
         cuda_list_hw.link([code] * 8193, CAPABILITY)
+
+
+def test_too_many_arguments():
+    code = task_link.UnitCode("many", "u", (), False, 1501)
+    with pytest.raises(ValueError, match="kernel many: its arguments take 1501 words of 8 bytes; .* may be 1500"):
+        cuda_list_hw.link([code], CAPABILITY)
 
 
 def test_fast_arithmetic_only_if_all_want_it(monkeypatch):
     seen = []
     monkeypatch.setattr(task_link, "device_module", lambda *_: ("f", ""))
     monkeypatch.setattr(nvvm, "compile_ptx", lambda texts, name, capability, options, library: seen.append(options))
-    plain, fast = (task_link.UnitCode("one", f"u{flag}", (), flag) for flag in (False, True))
+    plain, fast = (task_link.UnitCode("one", f"u{flag}", (), flag, 1) for flag in (False, True))
     for functions in ([plain], [plain, fast], [fast]):
         task_link.program_ptx(functions, None, "run", "", CAPABILITY, "p", None)
     assert seen == [(), (), ("-ftz=1", "-prec-div=0", "-prec-sqrt=0")]
