@@ -4,6 +4,7 @@ import jax
 import numpy as np
 import pytest
 
+from brax_concurrent.networks import network as network_module
 from brax_concurrent.networks.as_jax import as_jax
 from brax_concurrent.networks.graph import Graph
 from brax_concurrent.networks.images import random_images
@@ -12,6 +13,7 @@ from brax_concurrent.networks.network import Network
 from brax_concurrent.networks.registry import NETWORKS, list_networks, make_network
 from brax_concurrent.networks.tensors import Flag
 from brax_concurrent.networks.weights import seeded_weights
+from brax_concurrent.scheduler.stream import TaskStream
 
 jax.config.update("jax_platforms", "cpu")
 
@@ -315,3 +317,24 @@ def test_networks_that_are_not_known_are_told():
         make_network("nasnets")
     with pytest.raises(TypeError, match="squeezenet: expected arguments among image_size"):
         make_network("squeezenet", width=3)
+
+
+@pytest.mark.parametrize(
+    ("device", "batch", "trace", "scheduler"),
+    [
+        ("cpu", 1, None, "hw"),
+        ("cuda", 1, None, "graph"),
+        ("cuda", 1, "t.json", "hw"),
+        ("cuda", 2, None, "hw"),
+    ],
+)
+def test_auto_is_what_was_the_fastest(device, batch, trace, scheduler, monkeypatch):
+    chosen = []
+    monkeypatch.setattr(TaskStream, "run", lambda self, scheduler, **knobs: chosen.append(scheduler))
+    monkeypatch.setattr(network_module, "run_streams", lambda streams, scheduler, **knobs: chosen.append(scheduler))
+    g = Graph("toy", (4, 4, 2))
+    g.output(y=g.conv(g.input, 3))
+    network = Network(g, batch=batch)
+    network.device = device
+    network.run(trace=trace)
+    assert chosen == [scheduler]
