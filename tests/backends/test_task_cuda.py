@@ -130,6 +130,37 @@ def gpu(monkeypatch):
     return launches
 
 
+@pytest.mark.parametrize("where", ["launch", "copy", None])
+def test_a_run_leaves_a_failure_cell_in_which_nothing_has_failed(where, monkeypatch):
+    """Whatever ends it: the next run's tasks would do nothing else, or be blamed for what others raised."""
+    cell, calls = Cell(), []
+
+    def call(name, *arguments, doing=""):
+        calls.append(name)
+        if name == "cuMemcpyDtoH_v2":
+            if where == "copy" and cell.words.any():
+                raise CudaError("refused")
+            ctypes.memmove(arguments[0].value, arguments[1].value, arguments[2].value)
+        elif name == "cuMemsetD8_v2":
+            ctypes.memset(arguments[0].value, arguments[1].value, arguments[2].value)
+
+    def launch():
+        cell.words[:] = 7, 2, 1
+        if where == "launch":
+            raise CudaError("refused")
+
+    monkeypatch.setattr(cuda_driver, "call", call)
+    if where is None:
+        assert task_cuda.run_table(cell.address, launch) == (7, 2, 1)
+    else:
+        with pytest.raises(CudaError, match="refused"):
+            task_cuda.run_table(cell.address, launch)
+    assert cell.words.tolist() == [0, 0, 0]
+    calls.clear()
+    assert task_cuda.run_table(cell.address, lambda: None) is None
+    assert calls == ["cuCtxSynchronize", "cuMemcpyDtoH_v2"]
+
+
 def test_a_kernel_is_machine_code_with_numbas_parameters():
     code = task_cuda.compile_task(every_kind, EVERY_KIND, CAPABILITY)
     assert code.cubin[:4] == b"\x7fELF"
