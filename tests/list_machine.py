@@ -125,11 +125,13 @@ class Run:
       fails: (task, unit) that raises an exception. late, sleepy: see Machine.
       slow: moves that a unit takes at least, by (task, unit).
       trace: whether times are recorded.
+      waiting: gives, for a shape, how many chunks may wait in workers.
     """
 
     def __init__(
         self, streams, units, seed, *, window=32, windows=1, resident=5, grain=BLOCK, edit=None, timeout=LONG,
         endless=-1, fails=None, late=None, slow=None, sleepy=0.002, trace=False, worker_threads=BLOCK,
+        waiting=lambda shape: shape.workers >> 1,
     ):  # fmt: skip
         self.tasks = [task for stream in streams for task in stream]
         self.units, self.endless, self.fails, self.slow = units, endless, fails, slow or {}
@@ -164,7 +166,7 @@ class Run:
         if not trace:
             held[6] = 0
         numbers = (timeout, shape.windows, window, len(tables.streams), shape.stride, shape.room, shape.workers,
-                   tables.row_words, shape.workers >> 1)  # fmt: skip
+                   tables.row_words, waiting(shape))  # fmt: skip
         threads = lambda block: 32 if block < shape.windows else worker_threads  # noqa: E731
         warp = lambda block: 32 if block < shape.windows else 1  # noqa: E731
         self.machine.launch(entry, shape.blocks, threads, (0, *held, *numbers), warp)

@@ -25,14 +25,14 @@ def random_tasks(rng, count):
     return [_task(i, some(), some(), rng.randrange(4 * len(_PREDICATES)), rng.randrange(12)) for i in range(count)]
 
 
-def random_run(seed, edit=None):
+def random_run(seed, edit=None, **settings):
     """A stream of random tasks with random numbers of units, on a random machine."""
     rng = random.Random(seed)
     tasks = random_tasks(rng, rng.choice([1, 4, 12, 30]))
     units = [rng.choice([0, 1, 1, 2, 5, 9]) for _ in tasks]
     units[-1] = units[-1] or 1
     window, resident, grain = rng.choice([1, 2, 5, 32]), rng.choice([2, 3, 6]), BLOCK * rng.choice([1, 2])
-    return Run([tasks], units, seed, window=window, resident=resident, grain=grain, edit=edit)
+    return Run([tasks], units, seed, window=window, resident=resident, grain=grain, edit=edit, **settings)
 
 
 def chain(count, buffer=0):
@@ -173,6 +173,15 @@ def test_dependents_wait_in_workers_whatever_the_dispatcher_does():
         run = Run([chain(8)], [1] * 8, seed, slow={(0, 0): 30_000}, resident=9)
         run.check()
         assert len(marked(run)) >= 4
+
+
+@pytest.mark.parametrize("waiting", [lambda shape: 0, lambda shape: shape.waiting, lambda shape: shape.workers])
+def test_whatever_number_of_workers_may_wait_order_is_kept(waiting):
+    for seed in range(200, 220):
+        random_run(seed, waiting=waiting).check()
+    run = Run([chain(8)], [1] * 8, 1, slow={(0, 0): 30_000}, resident=9, waiting=waiting)
+    run.check()
+    assert len(marked(run)) >= 4 or waiting(run.shape) == 0 == len(marked(run))
 
 
 def half_of_the_workers(edit=None):
