@@ -121,7 +121,8 @@ class Run:
       window, windows, resident: slots, windows at most, blocks that the GPU can hold.
       grain: units of a chunk.
       edit: plants a mistake in the device code.
-      timeout: of the watchdog, in moves or so. endless: a task that does not end.
+      timeout: of the watchdog, in moves or so. endless: a task that does not end, or if `named` not before
+        the watchdog has named one.
       fails: (task, unit) that raises an exception. late, sleepy: see Machine.
       slow: moves that a unit takes at least, by (task, unit).
       trace: whether times are recorded.
@@ -131,10 +132,10 @@ class Run:
     def __init__(
         self, streams, units, seed, *, window=32, windows=1, resident=5, grain=BLOCK, edit=None, timeout=LONG,
         endless=-1, fails=None, late=None, slow=None, sleepy=0.002, trace=False, worker_threads=BLOCK,
-        waiting=lambda shape: shape.workers >> 1,
+        waiting=lambda shape: shape.workers >> 1, named=False,
     ):  # fmt: skip
         self.tasks = [task for stream in streams for task in stream]
-        self.units, self.endless, self.fails, self.slow = units, endless, fails, slow or {}
+        self.units, self.endless, self.fails, self.slow, self.named = units, endless, fails, slow or {}, named
         self.memory, self.machine = WeakMemory(seed), Machine(seed, late=late or {}, sleepy=sleepy)
         self.began: dict[tuple[int, int], int] = {}
         self.ended: dict[int, int] = {}
@@ -200,7 +201,9 @@ class Run:
             self.units[number],
         )  # fmt: skip
         until = self.machine.moves + self.slow.get((number, unit), 0)
-        while number == self.endless or self.machine.moves < until:
+        while number == self.endless and not (self.named and self.errors[errors.E_CODE]):
+            yield
+        while self.machine.moves < until:
             yield
         if self.fails == (number, unit):
             return 7

@@ -12,6 +12,7 @@ from brax_concurrent.backends.cuda_device import (
     least,
     load_global,
     lowest_bit,
+    set_global,
     sleep,
     store_global,
     store_global_word,
@@ -38,10 +39,14 @@ def give_up(job, own, lane, state, seq, task):
     """The watchdog: no task has ended for too long. Name the oldest; whether it did.
 
     As long as no worker has drawn a ticket, none has come onto the GPU: others keep it busy, and no task is to blame.
+    Tasks that wait in workers for those that run do nothing any more, as after an exception.
     """
     came = ballot(load_global(own + c.W_TICKET)) != 0
     oldest = least(seq if state != c.FREE else _LAST)
     slot = lowest_bit(ballot((state != c.FREE) & (seq == oldest)))
+    if came and state == c.RUNNING:
+        set_global(own + c.W_DONE + 4 * lane, c.FAILED)
+    join_warp()
     if came and lane == slot:
         error = job[c.P_ERRORS]
         if swap_global(error + 4 * E_CODE, 0, NEVER_ENDED if state == c.RUNNING else NEVER_READY) == 0:

@@ -270,6 +270,17 @@ def test_a_task_that_does_not_end_is_named_and_ends_the_launch(monkeypatch):
     assert not any(task == 2 for task, _ in seen[0].began)
 
 
+def test_what_waits_in_a_worker_does_nothing_after_the_watchdog():
+    """The task ends after it was named, and the launch ends with it."""
+    for seed in range(4):
+        settings = {"endless": 0, "named": True, "timeout": 60_000, "waiting": lambda shape: shape.workers}
+        run = Run([handed_on(3)], [1] * 3, seed, **settings)
+        assert marked(run) == [1, 2]
+        assert run.errors[[errors.E_CODE, errors.E_OP]].tolist() == [errors.NEVER_ENDED, 0]
+        assert set(run.began) == {(0, 0)}
+        assert not run.failure.any()
+
+
 def test_the_watchdog_waits_as_long_as_no_worker_has_come():
     """Others keep the GPU: nobody is to blame."""
     run = Run([chain(3)], [1, 1, 1], 1, resident=3, late={1: 80_000}, timeout=60_000)
