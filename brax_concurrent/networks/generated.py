@@ -28,12 +28,19 @@ ACTIVATE: dict[str | None, str] = {
 
 MOST_UNITS = 1 << 31
 MOST_WRITTEN_OUT = 49  # places of a filter
-PIXEL = """
-number, columns, channels = np.uint32(unit), np.uint32(y.shape[1]), np.uint32(y.shape[2])
-c, pixel = np.uint64(number % channels), number // channels
+
+
+def place_of_unit(array: str, vector: int = 1) -> str:
+    """The lines that find the pixel of a unit, and its channel or the first of its vector of neighbouring channels.
+
+    Units are divided as 32-bit numbers: 64 bits take a GPU about a hundred instructions.
+    """
+    first, parts = (f" * np.uint64({vector})", f" // {vector}") if vector > 1 else ("", "")
+    return f"""
+number, columns, channels = np.uint32(unit), np.uint32({array}.shape[1]), np.uint32({array}.shape[2]{parts})
+c, pixel = np.uint64(number % channels){first}, number // channels
 row, column = np.int64(pixel // columns), np.int64(pixel % columns)
 """
-"""The element of a unit. Units are divided as 32-bit numbers: 64 bits take a GPU about a hundred instructions."""
 
 
 def define(name: str, source: str, reads: Iterable[str], **scope: Any) -> Kernel:
@@ -100,7 +107,7 @@ def depthwise(biased: bool, activation: str | None) -> Kernel:
     name = named("depthwise", activation)
     source = f"""
 def {name}(unit, x, w, {"b, " if biased else ""}y, stride, top, left, dilation):
-{indent(PIXEL, 1)}
+{indent(place_of_unit("y"), 1)}
     v = zero
     for ky in range(w.shape[0]):
         i = row * stride + ky * dilation - top
@@ -141,7 +148,7 @@ def add(inputs: int, flagged: bool, scaled: bool, weighted: bool, activation: st
         sums.append(f"v = v + p{i}{f' if g{i} != 0 else v' if flagged else ''}")
     source = f"""
 def {name}(unit, {", ".join([*xs, *others])}, y):
-{indent(PIXEL, 1)}
+{indent(place_of_unit("y"), 1)}
     v = zero
 {indent([*loads, *sums], 1)}
 {indent(ACTIVATE[activation], 1)}

@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from brax_concurrent.backends import gpu_units
-from brax_concurrent.networks.generated import ACTIVATE, PIXEL, define, indent, named
+from brax_concurrent.networks.generated import ACTIVATE, define, indent, named, place_of_unit
 from brax_concurrent.scheduler.kernel import Kernel
 
 WARP = 32
@@ -219,7 +219,7 @@ def depthwise(height: int, width: int, biased: bool, activation: str | None, vec
     bias = [_load([f"b{e}" for e in each], "b", "c"), *(f"v{e} = v{e} + b{e}" for e in each)] if biased else []
     source = f"""
 def {name}(unit, x, w, {"b, " if biased else ""}y, stride, top, left, dilation):
-{indent(_vector_of_unit("y", vector), 1)}
+{indent(place_of_unit("y", vector), 1)}
 {indent((f"v{e} = zero" for e in each), 1)}
 {indent(_places(height, width, vector), 1)}
 {indent(bias, 1)}
@@ -268,7 +268,7 @@ def add(inputs: int, flagged: bool, scaled: bool, weighted: bool, activation: st
     name = named(f"{'merge' if flagged else 'add'}_{inputs}{_suffix(vector)}", activation)
     source = f"""
 def {name}(unit, {", ".join([*xs, *others])}, y):
-{indent(_vector_of_unit("y", vector), 1)}
+{indent(place_of_unit("y", vector), 1)}
 {indent((f"v{e} = zero" for e in each), 1)}
 {indent([*lines, FENCE, *sums], 1)}
 {indent(_activated(vector, activation), 1)}
@@ -283,7 +283,7 @@ def copy(vector: int) -> Kernel:
     name, each = f"copy{_suffix(vector)}", range(vector)
     source = f"""
 def {name}(unit, x, y):
-{indent(_vector_of_unit("x", vector), 1)}
+{indent(place_of_unit("x", vector), 1)}
 {indent([_load([f"v{e}" for e in each], "x[row, column]", "c")], 1)}
 {indent(_store("y", vector), 1)}
 """
@@ -292,13 +292,6 @@ def {name}(unit, x, y):
 
 def _suffix(vector: int) -> str:
     return f"v{vector}" if vector > 1 else ""
-
-
-def _vector_of_unit(array: str, vector: int) -> str:
-    return PIXEL.replace("y.shape", f"{array}.shape").replace(
-        "shape[2])\nc, pixel = np.uint64(number % channels)",
-        f"shape[2] // {vector})\nc, pixel = np.uint64(number % channels) * np.uint64({vector})",
-    )
 
 
 def _activated(vector: int, activation: str | None) -> list[str]:

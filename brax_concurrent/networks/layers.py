@@ -2,8 +2,8 @@
 
 All tensors are (height, width, channels); a vector is (1, 1, channels). Neighbouring units have neighbouring channels,
 so that the threads of a GPU read neighbouring memory. Indices are unsigned in inner loops, or Numba would test each for
-being counted from the end; units are divided as 32-bit numbers, see generated.PIXEL. Kernels of which there are several
-forms are in generated.py and generated_cuda.py.
+being counted from the end; units are divided as 32-bit numbers, see generated.place_of_unit. Kernels of which there are
+several forms are in generated.py and generated_cuda.py.
 """
 
 from __future__ import annotations

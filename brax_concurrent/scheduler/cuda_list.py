@@ -30,6 +30,7 @@ from brax_concurrent.backends.cuda_driver import CudaError
 from brax_concurrent.backends.cuda_pool import unlock_pool
 from brax_concurrent.backends.cuda_program import MAX_STREAMS, MAX_WINDOW
 from brax_concurrent.backends.intrinsics import load_i32, load_i64, pointer, stack_bytes, store_i64
+from brax_concurrent.backends.list_layout import REACH
 from brax_concurrent.backends.native import WORD, compile_callback, source_hash
 from brax_concurrent.scheduler import cuda_graph, cuda_slots, window
 from brax_concurrent.scheduler.cuda_graph import add_task_node, seal_graph
@@ -111,7 +112,7 @@ def _upstream_mask(job: int, tasks: Any, occupied: Any, task: int) -> Any:
     for slot in range(len(tasks)):
         if occupied & slot_bit(slot) != np.uint64(0):
             distance = task - tasks[slot]
-            if distance > MAX_SLOTS:
+            if distance > REACH:
                 meets = tasks_conflict(rows, offsets, everything, tasks[slot], task)
             else:
                 meets = near & slot_bit(distance - 1) != np.uint64(0)
