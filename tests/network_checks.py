@@ -38,3 +38,26 @@ def check_range(graph: Graph, low: float, high: float) -> dict[str, np.ndarray]:
         size = np.sqrt(np.mean(np.square(found[layer.name], dtype=np.float64)))
         assert low < size < high, f"{layer.name}: {size}"
     return {name: found[name] for name in names}
+
+
+class OnGpu:
+    """Memory of the process that says it is on a GPU."""
+
+    def __init__(self, array):
+        self.array, self.shape, self.size, self.dtype = array, array.shape, array.size, array.dtype
+
+    @property
+    def __cuda_array_interface__(self):
+        return {**self.array.__array_interface__, "version": 3, "strides": self.array.strides}
+
+    def __getitem__(self, index):
+        return OnGpu(self.array[index])
+
+    def reshape(self, shape):
+        return OnGpu(self.array.reshape(shape))
+
+    def copy_to_device(self, values):
+        self.array[...] = values
+
+    def copy_to_host(self):
+        return self.array.copy()

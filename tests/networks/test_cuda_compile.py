@@ -6,6 +6,7 @@ import os
 import jax
 import numpy as np
 import pytest
+from network_checks import OnGpu
 
 from brax_concurrent.backends import device_array
 from brax_concurrent.networks.network import Network
@@ -17,29 +18,6 @@ task_cuda = pytest.importorskip("brax_concurrent.backends.task_cuda")
 jax.config.update("jax_platforms", "cpu")
 
 MOST_REGISTERS = 128  # with 128 threads to a block, four blocks to a multiprocessor
-
-
-class OnGpu:
-    """An array that says it is on a GPU."""
-
-    def __init__(self, array):
-        self.array, self.shape, self.size, self.dtype = array, array.shape, array.size, array.dtype
-
-    @property
-    def __cuda_array_interface__(self):
-        return {**self.array.__array_interface__, "version": 3, "strides": self.array.strides}
-
-    def __getitem__(self, index):
-        return OnGpu(self.array[index])
-
-    def reshape(self, shape):
-        return OnGpu(self.array.reshape(shape))
-
-    def copy_to_device(self, values):
-        self.array[...] = values
-
-    def copy_to_host(self):
-        return self.array.copy()
 
 
 def on_no_gpu(name, monkeypatch):

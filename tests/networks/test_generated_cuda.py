@@ -1,5 +1,6 @@
 """A GPU's convolutions as Python, 32 threads to a warp, against JAX's."""
 
+import ctypes
 import threading
 import types
 from dataclasses import replace
@@ -7,11 +8,16 @@ from dataclasses import replace
 import jax
 import numpy as np
 import pytest
+from network_checks import OnGpu
 
 pytest.importorskip("numba_cuda", reason="numba-cuda is not installed")
 
+from brax_concurrent.backends import device_array
+from brax_concurrent.backends.arguments import ScalarArgument
 from brax_concurrent.networks import generated_cuda
 from brax_concurrent.networks.generated_cuda import BLOCKS, SHARED_BLOCKS, WARP, Block, block_for
+from brax_concurrent.networks.graph import Graph
+from brax_concurrent.networks.network import Network
 
 jax.config.update("jax_platforms", "cpu")
 
@@ -230,3 +236,38 @@ def test_with_more_images_a_unit_computes_more():
 )
 def test_vectors_fit_wherever_a_pixel_begins(address, strides, channels, vector):
     assert generated_cuda.vector_of(address, strides, channels) == vector
+
+
+def as_numpy(argument):
+    """What a kernel gets for an argument of a task."""
+    if isinstance(argument, ScalarArgument):
+        return argument.value
+    first = np.frombuffer((ctypes.c_uint8 * argument.itemsize).from_address(argument.address), argument.dtype)
+    return np.lib.stride_tricks.as_strided(first, argument.shape, argument.strides)
+
+
+@pytest.mark.filterwarnings("ignore:overflow")
+@pytest.mark.parametrize("batch", [1, 64])
+def test_the_tasks_of_a_gpus_network_compute_what_a_cpus_do(batch, monkeypatch):
+    """Each task in program order, with the very arrays and units that it is recorded with."""
+    g = Graph("toy", (6, 6, 4))
+    narrow = g.conv(g.input, 6, 3, padding="SAME", activation="relu")
+    x = g.concat([g.conv(g.input, 12, 3, padding="SAME", activation="swish"), narrow, narrow, g.conv(narrow, 8)])
+    deep = g.add(x, g.separable(x, 32, 3, padding="SAME"), activation="relu")
+    routing = g.dense(g.global_pool(deep), 3, activation="sigmoid")
+    mixed = g.mixed_depthwise(g.mixed_conv(deep, routing, 16, 1), routing, 3)
+    g.output(scores=g.dense(g.global_pool(g.conv(deep, 256)), 10), mixed=mixed)
+    image = np.random.default_rng(5).normal(size=(6, 6, 4)).astype(np.float32)
+    wanted = Network(g, device="cpu")(image, "serial")
+    monkeypatch.setattr(device_array, "empty", lambda shape, dtype: OnGpu(np.zeros(shape, dtype)))
+    network = Network(g, device="cuda", batch=batch)
+    network.load(np.stack([image] * batch))
+    names = set()
+    for call in network.streams[-1]._calls:
+        arguments = [as_numpy(each) for each in call.arguments.values()]
+        run(call.kernel, call.units, "exchange" in call.kernel.function.__code__.co_names, *arguments)
+        names.add(call.kernel.name)
+    for name, array in network.read().items():
+        assert np.abs(array[-1] - wanted[name]).max() <= 1e-5 * np.abs(wanted[name]).max(), name
+    assert any("v4" in name for name in names)
+    assert any("x8v4" in name or "x32v4" in name for name in names)
