@@ -15,7 +15,8 @@ is a sum of squares instead of a difference of costs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import functools
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -201,13 +202,39 @@ class _Problem:
         if self.rare is not None:
             crosses = w.table(self.rare.crossing)[pair] == 1
             self.crossed.value = either(self.crossed.value, both(crosses, active))
-        group = w.table(self.groups.of_pair)[pair]
-        for number, (dofs, entries) in enumerate(zip(self.groups.dofs, self.groups.entries, strict=True)):
-            with w.when(both(active, group == number)):
-                weighted = {j: [dot(row, columns[j]) for row in weights] for j in sorted(dofs)}
-                for i, j in self._pattern():
-                    if (i, j) in entries:
-                        self.hessian.add((i, j), columns[i], weighted[j])
+        with w.when(active):
+            group = w.table(self.groups.of_pair)[pair]
+            self._add_groups(group, range(len(self.groups.dofs)), columns, weights, {})
+
+    def _add_groups(
+        self, group: Any, numbers: Iterable[int], columns: list[Any], weights: list[list[Any]], known: dict[int, Vec]
+    ) -> None:
+        """Add what `known` lacks of the entries of a contact whose group is one of these.
+
+        Groups share dofs, at least those of the root. The entries of those that all of them have come first, in all
+        lanes at once; then, of groups that share more, those of theirs. So lanes whose contacts are of different groups
+        go apart as late as possible, and the code for shared entries is there once.
+
+        Args:
+            group: the lane's number of a group.
+            numbers: which it can be here.
+            columns, weights: the contact's Jacobian by dof, and the weights of its basis rows.
+            known: weights times columns, by dof; the entries of these are there already.
+        """
+        dofs, entries, w = self.groups.dofs, self.groups.entries, self.w
+        common = frozenset.intersection(*(dofs[n] for n in numbers))
+        coupled = frozenset().union(*(entries[n] for n in numbers))
+        weighted = known | {j: [dot(row, columns[j]) for row in weights] for j in sorted(common - known.keys())}
+        for i, j in self._pattern():
+            if (i, j) in coupled and {i, j} <= common and not known.keys() >= {i, j}:
+                self.hessian.add((i, j), columns[i], weighted[j])
+        rest = {n: dofs[n] - common for n in numbers if dofs[n] != common}
+        while rest:
+            most = max(sorted(frozenset().union(*rest.values())), key=lambda dof: sum(dof in d for d in rest.values()))
+            part = [n for n, own in rest.items() if most in own]
+            with w.when(functools.reduce(either, (group == n for n in part))):
+                self._add_groups(group, part, columns, weights, weighted)
+            rest = {n: own for n, own in rest.items() if n not in part}
 
     def _pattern(self) -> list[tuple[int, int]]:
         """Entries of H that can be non-zero: those of M, and those of dofs that can act on one contact.
