@@ -59,7 +59,9 @@ from brax_concurrent.scheduler.dispatcher_work import needed, run
 _I32, _ = words()
 _LANES, _LANE_BITS = 32, 5
 _FLIGHTS = (1 << c.TASK_FLIGHT_BITS) - 1
-_REST, _LONGEST_REST = 20, 160  # nanoseconds between two looks of a gang that has nothing to do: more and more
+# Nanoseconds between two looks of a gang that has nothing to do: more and more, since its looks take turns with the
+# instructions of the warps that work. With the longest it also asks whether the others go on.
+_REST, _LONGEST_REST = 20, 640
 _BATCH = 4  # newcomers enter when there is room for a window's fourth: what they cost together is less than one by one
 
 
@@ -126,7 +128,9 @@ def serve(base, table, gang, lane, finished):
             told = _told(mail)
         if told == c.WAITS:  # WAIT
             sleep(rest)
-            rest = _I32(min(2 * rest, _LONGEST_REST))
+            if rest < _LONGEST_REST:
+                rest = _I32(2 * rest)
+                continue
             seen = from_lane(load_shared(base + c.PASSES), 0)
             if since == 0 or seen != passes:  # others go on
                 since, passes = clock(), seen
@@ -143,7 +147,8 @@ def serve(base, table, gang, lane, finished):
 def _told(mail):
     """A gang's mail: ASKS as long as nobody has seen that it asks, whatever it has finished."""
     told = from_lane(max(load_shared(mail), c.ASKS), 0)
-    fence_block()
+    if told != c.WAITS:
+        fence_block()
     return told
 
 
