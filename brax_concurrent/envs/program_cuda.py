@@ -123,7 +123,7 @@ def dispatch_parts(
     loaded = load_dispatch(
         shared, cuda_driver.compute_capability(), gang=schedule.envs_per_task // TILE, policy=schedule.policy
     )
-    own = [replace(each.part, steps=steps) for each in parts]
+    own = _shared_out([replace(each.part, steps=steps) for each in parts], cuda_driver.multiprocessors(), work)
     if loaded.large if schedule.regroup is None else schedule.regroup:
         own = [replace(part, work=WORK if any(b.name == WORK for b in part.buffers) else "") for part in own]
     return compile_cuda(
@@ -151,6 +151,14 @@ def _dependencies(
     return pairs, tuple(tuple(sorted(each)) for each in reduced(older))
 
 
+def _shared_out(parts: Sequence[CudaPart], multiprocessors: int, work: Sequence[float]) -> list[CudaPart]:
+    """Parts that run at once, with the multiprocessors divided among them by their work."""
+    if len(parts) == 1:
+        return list(parts)
+    shares = [max(int(multiprocessors * each / sum(work)), 1) for each in work]
+    return [replace(part, share=share) for part, share in zip(parts, shares, strict=True)]
+
+
 def schedule_parts(
     parts: Sequence[CudaPart], schedule: Schedule, multiprocessors: int, work: Sequence[float] = ()
 ) -> CudaProgram:
@@ -164,9 +172,8 @@ def schedule_parts(
             on one that two robots share, each robot's instructions push out the other's.
     """
     cut = [replace(part, unit_tiles=schedule.envs_per_task // TILE) for part in parts]
-    if len(parts) > 1 and schedule.scheduler != "serial":
-        shares = [max(int(multiprocessors * each / sum(work)), 1) for each in work]
-        cut = [replace(part, share=share) for part, share in zip(cut, shares, strict=True)]
+    if schedule.scheduler != "serial":
+        cut = _shared_out(cut, multiprocessors, work)
     return compile_cuda(
         cut,
         schedule.scheduler,

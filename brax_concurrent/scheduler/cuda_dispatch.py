@@ -65,6 +65,7 @@ from brax_concurrent.backends.cuda_program import (
     PART_ARENA_BYTES,
     PART_BUFFERS,
     PART_OPS,
+    PART_SHARE,
     PART_WORDS,
     PART_WORK,
     RECORD_FIRST_BUFFER,
@@ -178,18 +179,22 @@ def _tiles(desc: int, part: int, num_envs: int) -> int:
 
 @njit
 def _gang(desc: int, num_envs: int) -> int:
-    """Warps of a gang, as a power of 2: as few as let each bundle have a multiprocessor of its own."""
+    """Warps of a gang, as a power of 2: as few as let each bundle have a multiprocessor of its own.
+
+    Of several parts, those of the one that has the most multiprocessors: it is at work the longest.
+    """
     given, shift = load_i64(desc + WORD * DESC_GANG), 0
     if given != 0:
         while (1 << shift) < given:
             shift += 1
         return shift
-    tiles = 0
+    tiles, most = 0, 0
     for part in range(load_i64(desc + WORD * DESC_PARTS)):
-        tiles += _tiles(desc, part, num_envs)
-    while (2 << shift) <= load_i64(desc + WORD * DESC_MOST_GANG) and tiles > load_i64(
-        desc + WORD * DESC_MULTIPROCESSORS
-    ) << shift:
+        share = load_i64(desc + WORD * (DESC_FIRST_PART + PART_WORDS * part + PART_SHARE))
+        share = load_i64(desc + WORD * DESC_MULTIPROCESSORS) if share == 0 else share
+        if share > most:
+            tiles, most = _tiles(desc, part, num_envs), share
+    while (2 << shift) <= load_i64(desc + WORD * DESC_MOST_GANG) and tiles > most << shift:
         shift += 1
     return shift
 

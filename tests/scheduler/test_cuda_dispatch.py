@@ -119,6 +119,15 @@ def test_a_gang_of_ones_own(driver):
     assert launch[1:3] == [1, 256]
 
 
+@pytest.mark.parametrize(("shares", "tiles"), [((3, 1), 2), ((1, 3), 4), ((0, 0), 2)])
+def test_of_several_robots_the_one_with_most_multiprocessors_says_how_large_gangs_are(driver, shares, tiles):
+    """5 and 64 tiles on 3 and 1 of four multiprocessors, or the other way round; 0: all have all, the first counts."""
+    numbers = (160, 32 * 64)
+    parts = [make_part(num_envs=envs, share=share) for envs, share in zip(numbers, shares, strict=True)]
+    program, _ = make_program(parts, driver)
+    assert bundle_tiles(program, sum(numbers)) == tiles
+
+
 def test_records_of_all_parts_follow_the_control_words(driver):
     parts = [make_part(name="a", num_envs=40), make_part(name="b", num_envs=100)]
     launch, _ = run(driver, parts, 140)
