@@ -26,6 +26,7 @@ from brax_concurrent.backends.program import (
     collect_locals,
 )
 from brax_concurrent.backends.rows import RowCopier
+from brax_concurrent.backends.tables import Tables
 from brax_concurrent.backends.user_arrays import UserArrays
 
 I1, I8, I32, I64 = ir.IntType(1), ir.IntType(8), ir.IntType(32), ir.IntType(64)
@@ -65,10 +66,9 @@ class Emitter:
         self.space = 1 if gpu else 0  # global memory
         self.float = ir.FloatType() if program.layout.precision == "f32" else ir.DoubleType()
         self.item = 4 if program.layout.precision == "f32" else 8
-        self.arena = {
-            "f": self.b.gep(arena, [self.b.mul(lane_offset, I64(self.item))]),
-            "i": self.b.gep(arena, [self.b.mul(lane_offset, I64(4))]),
-        }
+        self.arena = {d: self.b.gep(arena, [self.b.mul(lane_offset, I64(self.bytes_of(d)))]) for d in ("f", "i")}
+        if gpu:
+            self.arena = {dtype: nvvm.opaque(self.b, start) for dtype, start in self.arena.items()}
         self.values: dict[int, tuple[Any, bool]] = {}  # ident -> (LLVM value, is a vector)
         self.locals: dict[int, Any] = {}
         self.level: dict[int, int] = {}  # block -> mask level that its locals are declared at
@@ -80,7 +80,7 @@ class Emitter:
         self.rows: RowCopier | None = None
         self.env = env
         self.env_lane, self.env_valid = (env, valid) if lanes == 1 else self._environments(env, num_envs)
-        self.arrays = UserArrays(self)
+        self.arrays, self.tables = UserArrays(self), Tables(self)
 
     # -- types and constants -----------------------------------------------------------------------------------------
 
@@ -257,7 +257,7 @@ class Emitter:
         if v.op == "load":
             result = self.load(v.attr, v.dtype)
         elif v.op == "table":
-            result = self.table(v, vector)
+            result = self.tables.load(v, vector)
         elif v.op == "pass":  # what another kernel stored: a boundary for fused multiply-adds only
             result = self.get(v.args[0], v.dtype, vector)
         else:
@@ -323,27 +323,6 @@ class Emitter:
         if v.dtype == "b":
             return self.b.icmp_signed("!=", a, self.constant(0, "i", vector))
         return (self.b.sitofp if source == "i" else self.b.uitofp)(a, kind(self.float))
-
-    def table(self, v: Value, vector: bool) -> Any:
-        """A load from a constant vector. Lanes that are not active may hold any index, so it is brought into range."""
-        kind = self.scalar_type(v.dtype)
-        n, index = len(v.attr), self.get(v.args[0], "i", vector)
-        array = ir.ArrayType(kind, n)
-        name = f"table.{len(self.b.module.globals)}"
-        table = ir.GlobalVariable(self.b.module, array, name, addrspace=self.space)
-        table.global_constant, table.linkage = True, "internal"
-        table.initializer = ir.Constant(array, [self.constant(x, v.dtype, False) for x in v.attr])
-        if not vector:
-            return self.b.load(self.b.gep(table, [I64(0), self.b.zext(index, I64)]))
-        top, zero = self.constant(n - 1, "i", True), self.constant(0, "i", True)
-        index = self.b.select(
-            self.b.icmp_unsigned("<", index, top), index, self.b.select(self.b.icmp_signed("<", index, zero), zero, top)
-        )
-        offsets = self.b.mul(
-            self.b.zext(index, ir.VectorType(I64, self.lanes)),
-            self.splat(I64(kind.width // 8 if v.dtype == "i" else self.item)),
-        )
-        return self.gather(self.b.bitcast(table, ir.PointerType(I8)), offsets, kind, self.all_lanes())
 
     # -- memory ------------------------------------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ DATA_LAYOUT = (
 )
 TRIPLE = "nvptx64-nvidia-cuda"
 PACKAGES = ("cuda-bindings", "nvidia-nvvm", "nvidia-nvjitlink", "cuda-toolkit")
-_I32 = ir.IntType(32)
+_I32, _I64 = ir.IntType(32), ir.IntType(64)
 
 
 class CompileError(RuntimeError):
@@ -90,6 +90,16 @@ def keep_once(builder: Any) -> None:
     """An empty instruction that must not be copied, so that the compiler unrolls no loop around it."""
     call = builder.asm(ir.FunctionType(ir.VoidType(), []), "", "", [], True)
     set.add(call.attributes, "noduplicate")  # LLVM has it, llvmlite's list of attributes does not
+
+
+def opaque(builder: Any, address: Any) -> Any:
+    """An i8 pointer to global memory, of which the compiler cannot see where it comes from.
+
+    It would take it apart, and add its parts up again at every access with an index that is known at run time only.
+    """
+    kind = ir.FunctionType(_I64, [_I64])
+    number = builder.asm(kind, "mov.b64 $0, $1;", "=l,l", [builder.ptrtoint(address, _I64)], False)
+    return builder.inttoptr(number, address.type)
 
 
 def stamp_time(builder: Any, op: str, address: Any) -> None:
