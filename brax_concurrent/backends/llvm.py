@@ -7,6 +7,7 @@ way a lane's results do not depend on its neighbours.
 
 from __future__ import annotations
 
+import itertools
 import struct
 from typing import Any
 
@@ -181,7 +182,7 @@ class Emitter:
             elif isinstance(item, When):
                 self.when(item)
             elif isinstance(item, Loop):
-                self.loop(item)
+                (self.set_bits if item.words else self.loop)(item)
             elif isinstance(item, Break):
                 self.leave(item.cond)
             elif isinstance(item, Barrier) and self.gpu:
@@ -239,6 +240,56 @@ class Emitter:
         self.b.branch(head)
         self.b.position_at_end(done)
         self.mask, self.mask_level, self.break_target, self.live_slot = outer
+
+    def set_bits(self, item: Loop) -> None:
+        """A loop over the bits of words, 64 at a time.
+
+        In scalar form those of the lane: it turns as often as it has bits. In vector form those of any lane, each under
+        the mask of its lanes: the number is one for all, and what it selects needs no gathering.
+        """
+        words = anyones = [self.get(word, "i", True) for word in item.words]
+        outer, vector = (self.mask, self.mask_level), self.lanes > 1
+        if vector:
+            zero = self.constant(0, "i", True)
+            words = words if self.mask is None else [self.b.select(self.mask, word, zero) for word in words]
+            name = f"llvm.vector.reduce.or.{self.suffix(zero.type)}"
+            anyones = [self.intrinsic(name, I32, [word]) for word in words]
+        kind = I32 if len(words) == 1 else I64
+        rests = [self.b.zext(low, kind) for low in anyones[::2]]
+        for i, high in enumerate(anyones[1::2]):
+            rests[i] = self.b.or_(rests[i], self.b.shl(self.b.zext(high, kind), kind(32)))
+        with self.b.goto_entry_block():
+            slots, start = [self.b.alloca(kind) for _ in rests], self.b.alloca(I32)
+            lanes = self.b.alloca(self.type("i"), size=len(words)) if vector else None
+        for rest, slot in zip(rests, slots, strict=True):
+            self.b.store(rest, slot)
+        for i, word in enumerate(words if vector else ()):
+            self.b.store(word, self.b.gep(lanes, [I32(i)]), align=self._align("i"))
+        self.b.store(I32(0), start)
+        head, body, beyond, done = (self.b.append_basic_block(x) for x in ("head", "body", "beyond", "done"))
+        self.b.branch(head)
+        self.b.position_at_end(head)
+        rest, base = self.b.load(slots[0]), self.b.load(start)
+        self.b.cbranch(self.b.icmp_unsigned("!=", rest, kind(0)), body, beyond)
+        self.b.position_at_end(beyond)
+        for slot, following in itertools.pairwise(slots):
+            self.b.store(self.b.load(following), slot)
+        self.b.store(kind(0), slots[-1])
+        self.b.store(self.b.add(base, I32(64)), start)
+        self.b.cbranch(self.b.icmp_unsigned("<", base, I32(64 * (len(slots) - 1))), head, done)
+        self.b.position_at_end(body)
+        self.b.store(self.b.and_(rest, self.b.sub(rest, kind(1))), slots[0])
+        bit = self.intrinsic(f"llvm.cttz.{kind}", kind, [rest, I1(1)])
+        k = self.b.add(base, bit if kind == I32 else self.b.trunc(bit, I32))
+        if vector:
+            word = self.b.load(self.b.gep(lanes, [self.b.lshr(k, I32(5))]), align=self._align("i"))
+            one = self.splat(self.b.shl(I32(1), self.b.and_(k, I32(31))))
+            self._deeper(self.b.icmp_unsigned("!=", self.b.and_(word, one), zero))
+        self.values[item.counter.ident] = (k, False)
+        self.block(item.body)
+        self.b.branch(head)
+        self.b.position_at_end(done)
+        self.mask, self.mask_level = outer
 
     def leave(self, cond: Any) -> None:
         go_on = self.b.append_basic_block("go_on")

@@ -101,6 +101,9 @@ class Value:
     def __or__(self, other: Operand) -> Operand:
         return self.tracer.binary("or", self, other)
 
+    def __ror__(self, other: Operand) -> Operand:
+        return self.tracer.binary("or", other, self)
+
     def __xor__(self, other: Operand) -> Operand:
         return self.tracer.binary("xor", self, other)
 
@@ -163,13 +166,17 @@ class Store:
 
 @dataclass(eq=False)
 class Loop:
-    """Run `body` with `counter` = 0, 1, .. below each lane's own `count`; `rolled`: a GPU's compiler has to keep it."""
+    """Run `body` with `counter` = 0, 1, .. below each lane's own `count`; `rolled`: a GPU's compiler has to keep it.
+
+    With `words` only those numbers of whose bits the lane's words have a 1: bit k % 32 of word k // 32.
+    """
 
     count: Operand
     counter: Value
     body: Block
     has_break: bool = False
     rolled: bool = False
+    words: tuple[Operand, ...] = ()
 
 
 @dataclass(eq=False)

@@ -1,8 +1,8 @@
 """Collision stage: which geoms touch, where and how deep (`mj_collision`).
 
 All candidate pairs are tested; what touches is appended to the lane's own list of contacts. Pairs with a plane are
-unrolled, because their geometry folds (the plane is fixed). The many alike pairs of a robot with itself are a loop at
-run time, each behind a test of bounding spheres, which decides nothing but whether the work is done.
+unrolled, because their geometry folds (the plane is fixed). The many alike pairs of a robot with itself are tested with
+bounding spheres first, which decides nothing but whether the work is done; those that are near are a loop at run time.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from brax_concurrent.kernels.contact_parameters import pair_margin
 from brax_concurrent.kernels.fold import constant
 from brax_concurrent.kernels.kernel import kernel
-from brax_concurrent.kernels.ops import absolute, both, clip, maximum, minimum, negate, to_int, where
+from brax_concurrent.kernels.ops import absolute, both, clip, int32, maximum, minimum, negate, to_int, where
 from brax_concurrent.kernels.vec import Vec, add_scaled, cross, dot, normalize, sub
 
 PLANE, SPHERE, CAPSULE = 0, 2, 3
@@ -111,7 +111,12 @@ class _Contacts:
 
 
 def _collide_alike(m: Any, w: Any, contacts: _Contacts, collide: _Collider, pairs: list[int]) -> None:
-    """Test pairs of the same two types: a loop at run time, unless sizes or margins differ by environment."""
+    """Test pairs of the same two types.
+
+    The tests of bounding spheres are unrolled: a lane then knows its near pairs, and neither a runtime row nor a branch
+    stands between two tests. What they leave is a loop over the lane's own pairs, unless sizes or margins differ by
+    environment.
+    """
     ids = [(m.pair_geom[p, 0], m.pair_geom[p, 1]) for p in pairs]
     sizes = [[m.geom_size[g, i] for g in both_ids for i in (0, 1)] for both_ids in ids]
     margins = [pair_margin(m, p) for p in pairs]
@@ -121,16 +126,25 @@ def _collide_alike(m: Any, w: Any, contacts: _Contacts, collide: _Collider, pair
         return
     firsts, seconds = (w.table(column) for column in zip(*ids, strict=True))
     reaches = [_reach(r1, h1, r2, h2, margin) for (r1, h1, r2, h2), margin in zip(sizes, margins, strict=True)]
-    squares = _column(w, [reach * reach for reach in reaches])
+    squares = [reach * reach for reach in reaches]
     numbers = [_column(w, column) for column in (margins, *zip(*sizes, strict=True))]
-    for i in w.range(len(pairs)):
-        g1, g2 = firsts[i], seconds[i]
+    for i in w.set_bits(_near(w, ids, squares)):
+        margin, radius1, half1, radius2, half2 = (_at(column, i) for column in numbers)
+        first, second = _Geom(w, firsts[i], radius1, half1), _Geom(w, seconds[i], radius2, half2)
+        collide(contacts, _Pair(w.table(pairs)[i], first, second, margin))
+
+
+def _near(w: Any, ids: list[tuple[int, int]], squares: list[float]) -> list[Any]:
+    """The pairs whose bounding spheres overlap, as words for `w.set_bits`; `squares` are those of the reaches, m^2."""
+    words: list[Any] = []
+    for k, ((g1, g2), square) in enumerate(zip(ids, squares, strict=True)):
         apart = sub(w.geom_xpos[g1], w.geom_xpos[g2])
-        with w.when(dot(apart, apart) <= _at(squares, i)):
-            # What only neighbours need is looked up here: most pairs are far apart.
-            margin, radius1, half1, radius2, half2 = (_at(column, i) for column in numbers)
-            first, second = _Geom(w, g1, radius1, half1), _Geom(w, g2, radius2, half2)
-            collide(contacts, _Pair(w.table(pairs)[i], first, second, margin))
+        near = where(dot(apart, apart) <= square, int32(1 << k % 32), 0)
+        if k % 32:
+            words[-1] = words[-1] | near
+        else:
+            words.append(near)
+    return words
 
 
 def _column(w: Any, values: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -76,14 +76,21 @@ class ReferenceWorld:
 
     def range(self, count: Any, rolled: bool = False) -> Iterator[np.ndarray]:
         counts = np.broadcast_to(np.asarray(count), (self._num_envs,))
+        most = int(counts.max(initial=0, where=self._mask)) if self._mask.any() else 0
+        yield from self._loop(most, lambda k: k < counts)
+
+    def set_bits(self, words: Sequence[Any]) -> Iterator[np.ndarray]:
+        bits = [np.broadcast_to(np.asarray(word, np.int32), (self._num_envs,)) for word in words]
+        yield from self._loop(32 * len(bits), lambda k: (bits[k // 32] >> k % 32) & 1 == 1)
+
+    def _loop(self, count: int, active: Callable[[int], np.ndarray]) -> Iterator[np.ndarray]:
         outer = self._mask
         self._loops.append(np.ones(self._num_envs, bool))
         try:
-            for k in range(int(counts.max(initial=0, where=outer)) if outer.any() else 0):
-                self._mask = outer & (k < counts) & self._loops[-1]
-                if not self._mask.any():
-                    break
-                yield np.full(self._num_envs, k, np.int32)
+            for k in range(count):
+                self._mask = outer & active(k) & self._loops[-1]
+                if self._mask.any():
+                    yield np.full(self._num_envs, k, np.int32)
         finally:
             self._loops.pop()
             self._mask = outer

@@ -307,7 +307,7 @@ class _Liveness:
             self.live.add(id(block))
             statement, outer = self._owner[id(block)]
             self.live.add(id(statement))
-            self._work.append(statement.count if isinstance(statement, Loop) else statement.cond)
+            self._work += [statement.count, *statement.words] if isinstance(statement, Loop) else [statement.cond]
             for item in block.body:
                 if isinstance(item, Break):
                     self.live.add(id(item))

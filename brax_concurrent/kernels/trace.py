@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import prod
@@ -205,12 +205,20 @@ class TracingWorld:
     def range(self, count: Any, rolled: bool = False) -> Iterator[Value]:
         if not isinstance(count, Value) and count <= 0:
             return
-        before = self._enter(masked=True)
         uniform = not isinstance(count, Value) or count.uniform
+        yield from self._loop(count, masked=not uniform, rolled=rolled)
+
+    def set_bits(self, words: Sequence[Any]) -> Iterator[Value]:
+        if words:
+            words = tuple(self._operand(word, "i", "set_bits") for word in words)
+            yield from self._loop(32 * len(words), masked=True, words=words)
+
+    def _loop(self, count: Any, masked: bool, **more: Any) -> Iterator[Value]:
+        before = self._enter(masked=True)
         counter = self.builder.fresh("counter", (), "i", uniform=True)
         self.builder.block.body.pop()  # the loop itself defines its counter
-        loop = Loop(count, counter, self.builder.block, rolled=rolled)
-        loop.body.masked = not uniform
+        loop = Loop(count, counter, self.builder.block, **more)
+        loop.body.masked = masked
         self._loops.append((loop, self.builder.block))
         yield counter
         self._loops.pop()
@@ -218,7 +226,7 @@ class TracingWorld:
 
     def break_where(self, cond: Any) -> None:
         loop, block = self._loops[-1] if self._loops else (None, None)
-        if loop is None or self.builder.block is not block:
+        if loop is None or loop.words or self.builder.block is not block:
             raise ValueError("break_where must stand directly in the body of a w.range loop")
         if isinstance(cond, Value) or cond:
             loop.has_break = loop.body.masked = True
