@@ -14,7 +14,7 @@ from typing import Any
 from brax_concurrent.kernels.contact_parameters import pair_margin
 from brax_concurrent.kernels.fold import constant
 from brax_concurrent.kernels.kernel import kernel
-from brax_concurrent.kernels.ops import absolute, both, clip, int32, maximum, minimum, negate, to_int, where
+from brax_concurrent.kernels.ops import absolute, both, clip, maximum, minimum, negate, sign_bit, to_int, where
 from brax_concurrent.kernels.vec import Vec, add_scaled, cross, dot, normalize, sub
 
 PLANE, SPHERE, CAPSULE = 0, 2, 3
@@ -135,15 +135,17 @@ def _collide_alike(m: Any, w: Any, contacts: _Contacts, collide: _Collider, pair
 
 
 def _near(w: Any, ids: list[tuple[int, int]], squares: list[float]) -> list[Any]:
-    """The pairs whose bounding spheres overlap, as words for `w.set_bits`; `squares` are those of the reaches, m^2."""
+    """The pairs whose bounding spheres overlap, as words for `w.set_bits`; `squares` are those of the reaches, m^2.
+
+    What is gathered are signs, an instruction each: a condition would first have to become a number.
+    """
     words: list[Any] = []
-    for k, ((g1, g2), square) in enumerate(zip(ids, squares, strict=True)):
-        apart = sub(w.geom_xpos[g1], w.geom_xpos[g2])
-        near = where(dot(apart, apart) <= square, int32(1 << k % 32), 0)
-        if k % 32:
-            words[-1] = words[-1] | near
-        else:
-            words.append(near)
+    for start in range(0, len(ids), 32):
+        word: Any = 0
+        for (g1, g2), square in zip(ids[start : start + 32][::-1], squares[start : start + 32][::-1], strict=True):
+            x, y, z = sub(w.geom_xpos[g1], w.geom_xpos[g2])
+            word = word << 1 | sign_bit(z * z + (y * y + (x * x - square)))
+        words.append(word)
     return words
 
 

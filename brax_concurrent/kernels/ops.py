@@ -114,6 +114,13 @@ def shift_right(i: Scalar, bits: int) -> Scalar:
     return (np.asarray(i, np.int32).view(np.uint32) >> np.uint32(bits)).view(np.int32)
 
 
+def sign_bit(x: Scalar) -> Scalar:
+    """1 where a floating-point number is negative or -0, else 0; for NaN either."""
+    if isinstance(x, Value):
+        return shift_right(x.tracer.emit("bits", (x,), "i"), 31)
+    return np.signbit(x).astype(np.int32) if isinstance(x, np.ndarray) else int(math.copysign(1.0, x) < 0)
+
+
 def int32(i: int) -> int:
     """A 32-bit pattern as the two's complement integer that kernels use."""
     return (i & 0xFFFFFFFF) - ((i & 0x80000000) << 1)

@@ -203,6 +203,21 @@ def test_activations_at_their_ends(precision) -> None:
     np.testing.assert_allclose(y[:, 1], [0.5, 0.5, 1, 0, 1, 0, np.nan], rtol=np.finfo(dtype).eps, atol=1e-34)
 
 
+@pytest.mark.parametrize("precision", ["f32", "f64"])
+def test_sign_bits(precision) -> None:
+    dtype = FLOAT[precision]
+    x = np.array([[1.0], [-1.0], [0.0], [-0.0], [1e-30], [-1e-30], [np.inf], [-np.inf]], dtype)
+    y = np.zeros((len(x), 1), np.int32)
+
+    def body(m, w):
+        w.user.y[0] = ops.sign_bit(w.user.x[0])
+
+    run_compiled([Kernel("signs", body, ("user.x",), ("user.y",))], {}, {"x": x, "y": y}, precision)
+    np.testing.assert_array_equal(y, np.signbit(x))
+    np.testing.assert_array_equal(ops.sign_bit(x), np.signbit(x))
+    assert [ops.sign_bit(float(a)) for a in x[:, 0]] == np.signbit(x[:, 0]).tolist()
+
+
 def test_constants_cross_kernels_and_are_not_stored() -> None:
     @kernel(reads=("user.x",), writes=("a",))
     def first(m, w):
