@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-BENCHES = ("throughput", "dispatch", "cpu", "networks", "training", "transfer", "accuracy")
+BENCHES = ("throughput", "dispatch", "cpu", "networks", "training", "transfer", "accuracy", "occupancy")
 BACKENDS = ("cpu", "cuda")
 GRANULARITIES = ("stage", "substep", "step")
 PACKAGES = (

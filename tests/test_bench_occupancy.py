@@ -1,0 +1,39 @@
+"""scripts/bench_occupancy.py: what it makes of Nsight Compute's output. No GPU is needed."""
+
+import bench_occupancy as b
+import pytest
+
+ROWS = [dict.fromkeys(b.METRICS, 10.0) | {b.TIME: 3000.0, b.INSTRUCTIONS: 100.0, b.OCCUPANCY: 12.5}]
+ROWS += [dict.fromkeys(b.METRICS, 40.0) | {b.TIME: 1000.0, b.INSTRUCTIONS: 1900.0, b.OCCUPANCY: 1.5}]
+
+
+def printed(rows):
+    """As ncu prints it: a line of its own before the table, names, units, and numbers with commas."""
+    names = ["ID", "Kernel Name", *(own for own, *_ in b.METRICS.values())]
+    lines = [names, ["", "", *["ns"] * len(b.METRICS)]]
+    for i, row in enumerate(rows):
+        numbers = [f"{row[name] / factor:,.2f}" for name, (_, _, factor) in b.METRICS.items()]
+        lines.append([str(i), "k0", *numbers])
+    return "==PROF== Connected\n" + "\n".join(",".join(f'"{cell}"' for cell in line) for line in lines)
+
+
+def test_the_rows_of_ncus_table_are_read_by_name():
+    assert b.rows_of(printed(ROWS)) == [pytest.approx(row) for row in ROWS]
+    assert b.rows_of("==ERROR== no permission\n") == []
+
+
+def test_kernels_are_put_together_by_time_or_by_instructions():
+    found = b.together(ROWS)
+    assert found[b.TIME] == 4000
+    assert found["DRAM bytes read"] == 50
+    assert found[b.OCCUPANCY] == pytest.approx((12.5 * 3 + 1.5) / 4)
+    assert found["active lanes of an instruction"] == pytest.approx((10 * 100 + 40 * 1900) / 2000)
+
+
+def test_a_case_is_what_make_is_given(monkeypatch):
+    made = []
+    monkeypatch.setattr(b.bc, "make", lambda *names, **settings: made.append((names, settings)))
+    b.Case("ant:4096:hw:step").make(trace="x")
+    assert made == [
+        (("ant", 4096), {"scheduler": "hw", "granularity": "step", "backend": "cuda", "trace": "x"}),
+    ]
