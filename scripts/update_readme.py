@@ -82,10 +82,20 @@ def _tables(bench: str, records: list[Record]) -> str:
         rows = _compare(group) if bench in COMPARED else _list(group)
         newest = max(group, key=lambda record: record["date"])
         driver = f", driver {newest['driver']}" if newest["driver"] else ""
-        measured = f"measured {newest['date'][:10]} at commit {newest['commit']}"
-        caption = f"{bench.capitalize()}, {unit}, on {device}{driver} ({measured}):"
+        caption = f"{bench.capitalize()}, {unit}, on {device}{driver} ({_measured(group, bench)}):"
         parts.append(f"{caption}\n\n{_markdown(rows)}\n")
     return "\n".join(parts)
+
+
+def _measured(records: list[Record], bench: str) -> str:
+    """When, and at which commits; with several a row that compares may have numbers of several runs."""
+    ordered = sorted(records, key=lambda record: record["date"])
+    days = dict.fromkeys(record["date"][:10] for record in (ordered[0], ordered[-1]))
+    commits = dict.fromkeys(record["commit"] for record in ordered)
+    if len(commits) == 1:
+        return f"measured {' to '.join(days)} at commit {ordered[0]['commit']}"
+    said = f"measured {' to '.join(days)} at commits {', '.join(commits)}"
+    return said + "; a row's numbers may be of several, each ratio is of one" * (bench in COMPARED)
 
 
 def _compare(records: list[Record]) -> list[list[str]]:

@@ -164,6 +164,16 @@ def test_readme_compares_schedulers(records):
     )
 
 
+def test_readme_names_all_commits_that_a_tables_numbers_are_of(records, monkeypatch):
+    records(num_envs=64)
+    monkeypatch.setattr(_records, "provenance", lambda backend: {**MEASURED, "commit": "def", "date": "2030-01-03"})
+    records(num_envs=128)
+    text = "<!-- results:throughput -->\n<!-- /results:throughput -->\n"
+    assert "(measured 2030-01-02 to 2030-01-03 at commits abc, def; a row's" in update_readme.render(
+        text, records.folder
+    )
+
+
 def test_readme_lists_other_results(records):
     records(bench="transfer", value=5000.0, unit="return", spread=12.5, detail={"seed": 1})
     records(bench="transfer", value=0.5, unit="return", detail={"seed": 2}, baseline="gymnasium", ratio=0.999)
