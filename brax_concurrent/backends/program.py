@@ -98,6 +98,9 @@ class Value:
     def __and__(self, other: Operand) -> Operand:
         return self.tracer.binary("and", self, other)
 
+    def __rand__(self, other: Operand) -> Operand:
+        return self.tracer.binary("and", other, self)
+
     def __or__(self, other: Operand) -> Operand:
         return self.tracer.binary("or", self, other)
 
@@ -106,6 +109,9 @@ class Value:
 
     def __xor__(self, other: Operand) -> Operand:
         return self.tracer.binary("xor", self, other)
+
+    def __rxor__(self, other: Operand) -> Operand:
+        return self.tracer.binary("xor", other, self)
 
     def __lshift__(self, other: Operand) -> Operand:
         return self.tracer.binary("shl", self, other)
@@ -251,7 +257,7 @@ class Builder:
         self, op: str, args: tuple[Operand, ...], dtype: str, attr: Any = None, uniform: bool | None = None
     ) -> Value:
         """The value of a pure operation; an equal one that is in sight is used again."""
-        key = (op, attr, tuple(a.ident if isinstance(a, Value) else _told_apart(a) for a in args))
+        key = (op, dtype, told_apart(attr), tuple(a.ident if isinstance(a, Value) else told_apart(a) for a in args))
         block: Block | None = self.block
         while block is not None:
             if key in block.known:
@@ -384,7 +390,7 @@ class Builder:
     def select(self, cond: Operand, a: Operand, b: Operand) -> Operand:
         if not is_value(cond):
             return a if cond else b
-        if a is b or (not is_value(a) and not is_value(b) and _told_apart(a) == _told_apart(b)):
+        if a is b or (not is_value(a) and not is_value(b) and told_apart(a) == told_apart(b)):
             return a
         typed = next((x for x in (a, b) if isinstance(x, Value)), None)
         dtype = typed.dtype if typed is not None else _number_type(a, b)
@@ -409,8 +415,10 @@ class Builder:
         self.block.body.append(item)
 
 
-def _told_apart(a: Any) -> tuple[type, Any, bool]:
-    """A constant as a key: Python takes 0, 0.0, -0.0 and False for equal."""
+def told_apart(a: Any) -> Any:
+    """A constant, a tuple of them (a table) or None as a key: Python takes 0, 0.0, -0.0 and False for equal."""
+    if isinstance(a, tuple):
+        return tuple(map(told_apart, a))
     return type(a), a, a == 0 and math.copysign(1.0, a) < 0
 
 

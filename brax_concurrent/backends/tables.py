@@ -10,7 +10,7 @@ from typing import Any
 from llvmlite import ir
 
 from brax_concurrent.backends import nvvm
-from brax_concurrent.backends.program import Value, walk
+from brax_concurrent.backends.program import Value, told_apart, walk
 
 I8, I64 = ir.IntType(8), ir.IntType(64)
 
@@ -26,13 +26,13 @@ class Tables:
         self._e = emitter
         used = [item for item in walk(emitter.program.root) if isinstance(item, Value) and item.op == "table"]
         # Floating-point numbers first: theirs may be the larger alignment.
-        tables = dict.fromkeys((v.dtype, v.attr) for dtype in ("f", "i") for v in used if v.dtype == dtype)
+        tables = {_key(v): v for dtype in ("f", "i") for v in used if v.dtype == dtype}
         self._offsets, columns, size = dict[Any, int](), list[Any](), 0
-        for dtype, numbers in tables:
-            kind = ir.ArrayType(emitter.scalar_type(dtype), len(numbers))
-            columns.append(ir.Constant(kind, [emitter.constant(x, dtype, False) for x in numbers]))
-            self._offsets[dtype, numbers] = size
-            size += len(numbers) * emitter.bytes_of(dtype)
+        for key, v in tables.items():
+            kind = ir.ArrayType(emitter.scalar_type(v.dtype), len(v.attr))
+            columns.append(ir.Constant(kind, [emitter.constant(x, v.dtype, False) for x in v.attr]))
+            self._offsets[key] = size
+            size += len(v.attr) * emitter.bytes_of(v.dtype)
         self._base = self._place(ir.Constant.literal_struct(columns)) if columns else None
 
     def _place(self, value: Any) -> Any:
@@ -49,7 +49,7 @@ class Tables:
 
     def load(self, v: Value, vector: bool) -> Any:
         """The numbers at the lanes' indices. Lanes that are not active may hold any, so it is brought into range."""
-        e, b, offset = self._e, self._e.b, I64(self._offsets[v.dtype, v.attr])
+        e, b, offset = self._e, self._e.b, I64(self._offsets[_key(v)])
         kind, size, index = e.scalar_type(v.dtype), I64(e.bytes_of(v.dtype)), e.get(v.args[0], "i", vector)
         if not vector:
             address = b.gep(b.gep(self._base, [b.mul(b.zext(index, I64), size)]), [offset])
@@ -60,3 +60,8 @@ class Tables:
         index = b.select(b.icmp_unsigned("<", index, top), index, b.select(b.icmp_signed("<", index, zero), zero, top))
         offsets = b.mul(b.zext(index, ir.VectorType(I64, e.lanes)), e.splat(size))
         return e.gather(b.gep(self._base, [offset]), offsets, kind, e.all_lanes())
+
+
+def _key(v: Value) -> Any:
+    """What tables that may share memory have in common."""
+    return v.dtype, told_apart(v.attr)

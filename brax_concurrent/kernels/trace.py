@@ -25,6 +25,7 @@ from brax_concurrent.backends.program import (
     UserArray,
     Value,
     When,
+    told_apart,
 )
 from brax_concurrent.kernels.kernel import Kernel
 from brax_concurrent.kernels.layout import MODEL_PREFIX, Field
@@ -484,6 +485,6 @@ class _Table:
     def __getitem__(self, index: Any) -> Any:
         if not isinstance(index, Value):
             return self._constants[index]
-        if all(c == self._constants[0] for c in self._constants):
+        if len(set(map(told_apart, self._constants))) == 1:
             return self._constants[0]
         return self._world.builder.emit("table", (index,), self._dtype, self._constants)

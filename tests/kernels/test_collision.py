@@ -5,6 +5,7 @@ import mujoco
 import numpy as np
 import physics
 import pytest
+from kernels.test_solver import compiled
 
 from brax_concurrent.kernels.collision import collision
 
@@ -80,6 +81,18 @@ def test_sizes_differ_within_a_loop():
     ]
     robot = contacts.robot(scene([*sizes, "sphere", 'type="sphere" size="0.3"'], plane=None))
     assert assert_contacts_are_mujocos(robot, crowd(robot.mj, 300)) > 300
+
+
+def test_sizes_that_are_the_geoms_numbers():
+    """They are found by one index, as integers and as floating-point numbers."""
+    robot = contacts.robot(scene([f'type="sphere" size="{size}"' for size in ("0.5", "1", "2", "3")], plane=None))
+    states = crowd(robot.mj, 50)
+    for i, q in enumerate(robot.mj.jnt_qposadr):
+        states.qpos[:, q] += 3 * i
+    assert assert_contacts_are_mujocos(robot, states) > 50
+    for precision in ("f32", "f64"):
+        ncon = compiled(robot, states, precision, ("ncon",))["ncon"]
+        np.testing.assert_array_equal(ncon, collide(robot, states).ncon)
 
 
 @pytest.mark.parametrize("angle", [0.0, 1e-12, 1e-6, 0.9e-4, 1.1e-4, 1e-3])

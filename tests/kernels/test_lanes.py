@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from brax_concurrent.backends import cpu
 from brax_concurrent.backends.program import walk
 from brax_concurrent.kernels import ops
 from brax_concurrent.kernels.kernel import Kernel, kernel
@@ -201,6 +202,38 @@ def test_activations_at_their_ends(precision) -> None:
     run_compiled([Kernel("ends", body, ("user.x",), ("user.y",))], {}, {"x": x, "y": y}, precision)
     np.testing.assert_allclose(y[:, 0], [0, 0, 1, -1, 1, -1, np.nan], rtol=5 * np.finfo(dtype).eps)
     np.testing.assert_allclose(y[:, 1], [0.5, 0.5, 1, 0, 1, 0, np.nan], rtol=np.finfo(dtype).eps, atol=1e-34)
+
+
+@pytest.mark.parametrize("precision", ["f32", "f64"])
+@pytest.mark.parametrize("lanes", [None, 1])
+def test_tables_that_python_takes_for_equal(precision, lanes, monkeypatch) -> None:
+    """At one index: integers and floating-point numbers of the same values, and zeros of both signs."""
+    if lanes is not None:
+        monkeypatch.setattr(cpu, "vector_lanes", lambda precision: lanes)
+    tables = ([0, 1, 2], [-0.0, 1.0, 2.0], [0.0, 1.0, 2.0], [False, True, True], [-0.0, 0.0, 0.0])
+
+    def body(m, w):
+        for column, numbers in enumerate(tables):
+            number = w.table(numbers)[w.user.i[0]]
+            w.user.y[column] = number if isinstance(numbers[0], float) else ops.to_float(number)
+
+    i = np.array([[0], [1], [2]], np.int32)
+    y, expected = np.full((3, len(tables)), np.nan, FLOAT[precision]), np.array(tables, float).T
+    run_compiled([Kernel("tables", body, ("user.i",), ("user.y",))], {}, {"i": i, "y": y}, precision)
+    np.testing.assert_array_equal(y, expected)
+    signs = np.signbit(y)
+    assert signs[0].tolist() == [False, True, False, False, True]
+    assert not signs[1:].any()
+
+
+def test_constants_may_stand_on_either_side_of_bits() -> None:
+    def body(m, w):
+        x = w.user.x[0]
+        w.user.y[0], w.user.y[1], w.user.y[2] = 12 & x, 12 | x, 12 ^ x
+
+    x, y = np.array([[10], [-1]], np.int32), np.zeros((2, 3), np.int32)
+    run_compiled([Kernel("bits", body, ("user.x",), ("user.y",))], {}, {"x": x, "y": y})
+    np.testing.assert_array_equal(y, np.hstack([12 & x, 12 | x, 12 ^ x]))
 
 
 @pytest.mark.parametrize("precision", ["f32", "f64"])
