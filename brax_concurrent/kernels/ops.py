@@ -8,6 +8,7 @@ are stated with each function, in units in the last place (ulp).
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -124,6 +125,20 @@ def sign_bit(x: Scalar) -> Scalar:
 def int32(i: int) -> int:
     """A 32-bit pattern as the two's complement integer that kernels use."""
     return (i & 0xFFFFFFFF) - ((i & 0x80000000) << 1)
+
+
+def bit_words(words: Any) -> tuple[Scalar, ...]:
+    """The words of `w.set_bits`, Python ints among them as kernels have integers.
+
+    Raises:
+        TypeError: `words` is no sequence, or has a word that is a Python number but no whole one.
+    """
+    if not isinstance(words, Sequence):
+        raise TypeError(f"set_bits: expected a sequence of integers of 32 bits, got {words!r}")
+    for word in words:
+        if not is_lane_integer(word) and not isinstance(word, (int, np.integer)):
+            raise TypeError(f"set_bits: expected integers of 32 bits, got {word!r}")
+    return tuple(word if is_lane_integer(word) else int32(int(word)) for word in words)
 
 
 def uniform01(i: Scalar) -> Scalar:

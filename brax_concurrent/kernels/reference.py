@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from brax_concurrent.kernels.layout import Field
-from brax_concurrent.kernels.ops import is_lane_integer
+from brax_concurrent.kernels.ops import bit_words, is_lane_integer
 
 
 class ReferenceWorld:
@@ -80,7 +80,7 @@ class ReferenceWorld:
         yield from self._loop(most, lambda k: k < counts)
 
     def set_bits(self, words: Sequence[Any]) -> Iterator[np.ndarray]:
-        bits = [np.broadcast_to(np.asarray(word, np.int32), (self._num_envs,)) for word in words]
+        bits = [np.broadcast_to(np.asarray(word, np.int32), (self._num_envs,)) for word in bit_words(words)]
         yield from self._loop(32 * len(bits), lambda k: (bits[k // 32] >> k % 32) & 1 == 1)
 
     def _loop(self, count: int, active: Callable[[int], np.ndarray]) -> Iterator[np.ndarray]:

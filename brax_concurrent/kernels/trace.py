@@ -29,6 +29,7 @@ from brax_concurrent.backends.program import (
 )
 from brax_concurrent.kernels.kernel import Kernel
 from brax_concurrent.kernels.layout import MODEL_PREFIX, Field
+from brax_concurrent.kernels.ops import bit_words
 
 
 class Varying:
@@ -210,8 +211,8 @@ class TracingWorld:
         yield from self._loop(count, masked=not uniform, rolled=rolled)
 
     def set_bits(self, words: Sequence[Any]) -> Iterator[Value]:
+        words = tuple(self._operand(word, "i", "set_bits") for word in bit_words(words))
         if words:
-            words = tuple(self._operand(word, "i", "set_bits") for word in words)
             yield from self._loop(32 * len(words), masked=True, words=words)
 
     def _loop(self, count: Any, masked: bool, **more: Any) -> Iterator[Value]:

@@ -83,14 +83,18 @@ def test_bits_are_numbers_in_order(words, under, lanes, monkeypatch):
 def test_known_words():
     def function(m, w):
         total = w.var(0)
-        for words in ([], [0], [0b101], [0, w.user.bits[0] & 0, -1]):
+        for words in ([], [0], [0b101], [0, 0 & w.user.bits[0], -1], [0, 0, 2**32 - 1]):
             for k in w.set_bits(words):
                 total.value = total.value + k
         w.user.n[0] = total.value
 
     arrays = {name: array for name, array in arrays_for(12).items() if name in ("bits", "n")}
-    run_compiled([Kernel("known", function, ("user.bits",), ("user.n",))], {}, arrays)
-    assert (arrays["n"] == 2 + sum(range(64, 96))).all()
+    k = Kernel("known", function, ("user.bits",), ("user.n",))
+    run_compiled([k], {}, arrays)
+    assert (arrays["n"] == 2 + 2 * sum(range(64, 96))).all()
+    arrays["n"][:] = 0
+    ReferenceWorld({}, 12, arrays).run(k, NoModel())
+    assert (arrays["n"] == 2 + 2 * sum(range(64, 96))).all()
 
 
 def test_a_lane_cannot_leave_early():
@@ -110,3 +114,16 @@ def test_words_are_integers():
     k = Kernel("floats", function, ("user.x",), ("user.x",))
     with pytest.raises(TypeError, match="set_bits: expected a value of type 'i'"):
         specialized([k], {}, {"x": np.zeros((3, 1), np.float32)}, "f32")
+
+
+@pytest.mark.parametrize("words", [3, 0, [1.0], [1, 0.5], None, "user"])
+def test_words_are_a_list_of_integers(words):
+    def function(m, w):
+        for _ in w.set_bits(w.user.bits[0] if words == "user" else words):
+            w.user.bits[0] = 0
+
+    k, arrays = Kernel("misused", function, ("user.bits",), ("user.bits",)), {"bits": np.zeros((3, 1), np.int32)}
+    with pytest.raises(TypeError, match="set_bits: expected"):
+        specialized([k], {}, arrays, "f32")
+    with pytest.raises(TypeError, match="set_bits: expected"):
+        ReferenceWorld({}, 3, arrays).run(k, NoModel())
