@@ -123,7 +123,7 @@ def test_a_gang_of_ones_own(driver):
 def test_of_several_robots_the_one_with_most_multiprocessors_says_how_large_gangs_are(driver, shares, tiles):
     """5 and 64 tiles on 3 and 1 of four multiprocessors, or the other way round; 0: all have all, the first counts."""
     numbers = (160, 32 * 64)
-    parts = [make_part(num_envs=envs, share=share) for envs, share in zip(numbers, shares, strict=True)]
+    parts = [make_part(name=n, num_envs=envs, share=s) for n, envs, s in zip("ab", numbers, shares, strict=True)]
     program, _ = make_program(parts, driver)
     assert bundle_tiles(program, sum(numbers)) == tiles
 
