@@ -3,11 +3,11 @@
     python scripts/bench_occupancy.py
     python scripts/bench_occupancy.py --robots ant --num-envs 4096 --how serial:stage serial:step hw:step
 
-Each control step is one of an environment that has taken 200 random steps. Its kernels are profiled by Nsight Compute
-(`ncu`, which comes with CUDA's toolkit, and may need the administrator's permission to read counters), which runs this
-script a second time; its counters are put together as the step's: times and events added, parts of a maximum weighted
-by time, parts of an instruction by instructions. Then control steps are recorded as `brax-concurrent trace` does, which
-tells in which part of the time the workers, CUDA streams or gangs of warps, had a task.
+Each control step is one, with actions 0, of an environment that has taken 200 random steps. Its kernels are profiled by
+Nsight Compute (`ncu`, which comes with CUDA's toolkit, and may need the administrator's permission to read counters),
+which runs this script a second time; its counters are put together as the step's: times and events added, parts of a
+maximum weighted by time, parts of an instruction by instructions. Then control steps are recorded as `brax-concurrent
+trace` does, which tells in which part of the time the workers, CUDA streams or gangs of warps, had a task.
 
 Records go to occupancy.jsonl in $OUT if it is set, else in benchmarks/: the value is the achieved occupancy, the part
 of the warps that the GPU could hold of which one is there on average, in per cent.
@@ -22,6 +22,7 @@ import ctypes.util
 import glob
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -175,6 +176,8 @@ def main(arguments: list[str] | None = None) -> None:
     if given.inside:
         profiled(map(Case, given.inside))
         return
+    if not shutil.which("ncu"):
+        parser.error("Nsight Compute's ncu is not on the PATH; CUDA's toolkit has it, in its folder bin")
     cases = [Case(f"{r}:{n}:{how}") for r in given.robots for n in given.num_envs for how in given.how]
     counted = counters(cases)
     for case in cases:

@@ -34,7 +34,7 @@ class ReferenceWorld:
         self.precision = "f64"
         self._num_envs = num_envs
         self._mask: np.ndarray = np.ones(num_envs, bool)
-        self._loops: list[np.ndarray] = []
+        self._loops: list[np.ndarray | None] = []  # whose environments go on; None: of a loop that none leaves
         self._views: dict[str, _FieldView] = {}
         self.user = _UserArrays(self, dict(user or {}), dict(shared or {}))
         for name, field in fields.items():
@@ -81,14 +81,14 @@ class ReferenceWorld:
 
     def set_bits(self, words: Sequence[Any]) -> Iterator[np.ndarray]:
         bits = [np.broadcast_to(np.asarray(word, np.int32), (self._num_envs,)) for word in bit_words(words)]
-        yield from self._loop(32 * len(bits), lambda k: (bits[k // 32] >> k % 32) & 1 == 1)
+        yield from self._loop(32 * len(bits), lambda k: (bits[k // 32] >> k % 32) & 1 == 1, leaves=False)
 
-    def _loop(self, count: int, active: Callable[[int], np.ndarray]) -> Iterator[np.ndarray]:
-        outer = self._mask
-        self._loops.append(np.ones(self._num_envs, bool))
+    def _loop(self, count: int, active: Callable[[int], np.ndarray], leaves: bool = True) -> Iterator[np.ndarray]:
+        outer, going = self._mask, np.ones(self._num_envs, bool)
+        self._loops.append(going if leaves else None)
         try:
             for k in range(count):
-                self._mask = outer & active(k) & self._loops[-1]
+                self._mask = outer & active(k) & going
                 if self._mask.any():
                     yield np.full(self._num_envs, k, np.int32)
         finally:
@@ -96,8 +96,11 @@ class ReferenceWorld:
             self._mask = outer
 
     def break_where(self, cond: Any) -> None:
-        self._loops[-1] &= ~(np.asarray(cond) & self._mask)
-        self._mask = self._mask & self._loops[-1]
+        going = self._loops[-1] if self._loops else None
+        if going is None:
+            raise ValueError("break_where must stand directly in the body of a w.range loop")
+        going &= ~(np.asarray(cond) & self._mask)
+        self._mask = self._mask & going
 
     @contextmanager
     def when(self, cond: Any) -> Iterator[None]:

@@ -102,8 +102,11 @@ def test_a_lane_cannot_leave_early():
         for _ in w.set_bits([w.user.bits[0]]):
             w.break_where(w.user.bits[1] == 0)
 
+    k, arrays = Kernel("leaving", function, ("user.bits",), ()), {"bits": np.ones((3, 2), np.int32)}
     with pytest.raises(ValueError, match=r"w\.range"):
-        specialized([Kernel("leaving", function, ("user.bits",), ())], {}, {"bits": np.zeros((3, 2), np.int32)}, "f32")
+        specialized([k], {}, arrays, "f32")
+    with pytest.raises(ValueError, match=r"w\.range"):
+        ReferenceWorld({}, 3, arrays).run(k, NoModel())
 
 
 def test_words_are_integers():
