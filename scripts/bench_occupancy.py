@@ -18,7 +18,6 @@ from __future__ import annotations
 import argparse
 import csv
 import ctypes
-import ctypes.util
 import glob
 import json
 import os
@@ -34,6 +33,7 @@ import _records
 import jax
 
 import brax_concurrent as bc
+from brax_concurrent.training.measure import random_actions
 
 HOW = ("serial:stage", "serial:step", "hw:step")
 WARM_UP, RECORDED = 200, 8
@@ -97,9 +97,7 @@ def random_steps(env: Any, state: Any, count: int) -> Any:
     """A state after so many random control steps."""
 
     def step(state: Any, key: jax.Array) -> tuple[Any, None]:
-        shape = (env.num_envs, env.action_size)
-        action = jax.random.uniform(key, shape, minval=env.action_low, maxval=env.action_high)
-        return env.step(state, action), None
+        return env.step(state, random_actions(env, key)), None
 
     keys = jax.random.split(jax.random.key(1), count)
     return jax.block_until_ready(jax.jit(lambda state: jax.lax.scan(step, state, keys)[0])(state))

@@ -1,6 +1,6 @@
 """A lane program's constant vectors, one behind the other in memory.
 
-So an index into several tables makes one address; on a GPU each table of its own costs four instructions for that.
+So an index into several tables makes one address; on a GPU each table by itself would have its own made.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ class Tables:
         b, space = self._e.b, self._e.space
         variable = ir.GlobalVariable(b.module, value.type, f"constants.{len(b.module.globals)}", addrspace=space)
         variable.global_constant, variable.linkage, variable.initializer = True, "internal", value
-        return self._pointer(variable, I8, opaque=self._e.gpu)
+        address = self._pointer(variable, I8)
+        return nvvm.opaque(b, address) if self._e.gpu else address
 
-    def _pointer(self, address: Any, kind: Any, opaque: bool = False) -> Any:
+    def _pointer(self, address: Any, kind: Any) -> Any:
         space = self._e.space
-        pointer = self._e.b.bitcast(address, ir.PointerType(kind, space) if space else ir.PointerType(kind))
-        return nvvm.opaque(self._e.b, pointer) if opaque else pointer
+        return self._e.b.bitcast(address, ir.PointerType(kind, space) if space else ir.PointerType(kind))
 
     def load(self, v: Value, vector: bool) -> Any:
         """The numbers at the lanes' indices. Lanes that are not active may hold any, so it is brought into range."""

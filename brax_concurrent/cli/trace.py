@@ -73,16 +73,13 @@ def _step(env: Env | MixedEnv, steps: int) -> None:
     """Take control steps under random actions."""
     import jax
 
-    robots = getattr(env, "envs", {"": env})
+    from brax_concurrent.training.measure import random_actions
+
     step = jax.jit(env.step)
     with jax.default_device(jax.local_devices(backend="cpu" if env.backend == "cpu" else "gpu")[0]):
         state = env.reset(jax.random.key(0))
         for key in jax.random.split(jax.random.key(1), steps):
-            actions = {}
-            for own, (name, robot) in zip(jax.random.split(key, len(robots)), robots.items(), strict=True):
-                low, high = (bound.astype(robot.dtype) for bound in (robot.action_low, robot.action_high))
-                actions[name] = jax.random.uniform(own, (robot.num_envs, robot.action_size), robot.dtype, low, high)
-            state = step(state, actions.get("", actions))
+            state = step(state, random_actions(env, key))
         jax.block_until_ready(state)
 
 

@@ -137,7 +137,7 @@ def _collide_alike(m: Any, w: Any, contacts: _Contacts, collide: _Collider, pair
 def _near(w: Any, ids: list[tuple[int, int]], squares: list[float]) -> list[Any]:
     """The pairs whose bounding spheres overlap, as words for `w.set_bits`; `squares` are those of the reaches, m^2.
 
-    What is gathered are signs, an instruction each: a condition would first have to become a number.
+    What is gathered are signs: a condition would first have to become a number.
     """
     words: list[Any] = []
     for start in range(0, len(ids), 32):

@@ -88,6 +88,8 @@ class ReferenceWorld:
         self._loops.append(going if leaves else None)
         try:
             for k in range(count):
+                if not (outer & going).any():
+                    break
                 self._mask = outer & active(k) & going
                 if self._mask.any():
                     yield np.full(self._num_envs, k, np.int32)

@@ -178,8 +178,7 @@ class _Problem:
     def quadratic(self) -> list[Any]:
         """Put the Hessian of the cost into `hessian`, return the gradient."""
         w = self.w
-        pattern = self._pattern()
-        self.hessian = _Sums(w, {ij: self.mass.get(ij, 0.0) for ij in pattern})
+        self.hessian = _Sums(w, {ij: self.mass.get(ij, 0.0) for ij in self.pattern})
         gradient = _Sums(w, {i: x.value for i, x in enumerate(self.momentum)})
         for limit in self.limits:
             jar, i = self.limit_jar(limit), limit.dof
@@ -225,7 +224,7 @@ class _Problem:
         common = frozenset.intersection(*(dofs[n] for n in numbers))
         coupled = frozenset().union(*(entries[n] for n in numbers))
         weighted = known | {j: [dot(row, columns[j]) for row in weights] for j in sorted(common - known.keys())}
-        for i, j in self._pattern():
+        for i, j in self.pattern:
             if (i, j) in coupled and {i, j} <= common and not known.keys() >= {i, j}:
                 self.hessian.add((i, j), columns[i], weighted[j])
         rest = {n: dofs[n] - common for n in numbers if dofs[n] != common}
@@ -236,7 +235,8 @@ class _Problem:
                 self._add_groups(group, part, columns, weights, weighted)
             rest = {n: own for n, own in rest.items() if n not in part}
 
-    def _pattern(self) -> list[tuple[int, int]]:
+    @functools.cached_property
+    def pattern(self) -> list[tuple[int, int]]:
         """Entries of H that can be non-zero: those of M, and those of dofs that can act on one contact.
 
         With rare limbs also what elimination fills in, which happens in place.

@@ -111,6 +111,19 @@ def compare(
     return [timing.throughput(own) for timing, own in zip(timings, zip(*samples, strict=True), strict=True)]
 
 
+def random_actions(env: Env | MixedEnv, key: jax.Array) -> Any:
+    """An action for every environment, uniform between its bounds: `(num_envs, action_size)`, of its dtype.
+
+    Of a MixedEnv, a dict of such arrays by robot, which it is stepped with.
+    """
+    robots = env.envs if isinstance(env, MixedEnv) else {"": env}
+    actions = {}
+    for draw, (name, robot) in zip(jax.random.split(key, len(robots)), robots.items(), strict=True):
+        low, high = (bound.astype(robot.dtype) for bound in (robot.action_low, robot.action_high))
+        actions[name] = jax.random.uniform(draw, (robot.num_envs, robot.action_size), robot.dtype, low, high)
+    return actions if isinstance(env, MixedEnv) else actions[""]
+
+
 class Timing:
     """A compiled and warmed-up scan of random steps; each `sample` goes on from where the last one ended.
 
@@ -128,7 +141,7 @@ class Timing:
         seconds: float | None = None,
     ):
         _check_arguments(env, steps, seconds)
-        self.env, self._robots = env, dict(env.envs) if isinstance(env, MixedEnv) else {"": env}
+        self.env = env
         self._device = jax.local_devices(backend="cpu" if env.backend == "cpu" else "gpu")[0]
         with jax.default_device(self._device):
             reset_key, action_key = jax.random.split(jax.random.key(0) if key is None else key)
@@ -157,21 +170,13 @@ class Timing:
         def one(carry: tuple[Any, jax.Array], _: None) -> tuple[tuple[Any, jax.Array], None]:
             state, key = carry
             key, draw = jax.random.split(key)
-            return (self.env.step(state, self._actions(draw)), key), None
+            return (self.env.step(state, random_actions(self.env, draw)), key), None
 
         def run(carry: tuple[Any, jax.Array]) -> tuple[Any, jax.Array]:
             return lax.scan(one, carry, length=steps)[0]
 
         self.steps = steps
         self._run = jax.jit(run, donate_argnums=0).lower(self._carry).compile()
-
-    def _actions(self, key: jax.Array) -> Any:
-        actions = {}
-        for draw, (name, env) in zip(jax.random.split(key, len(self._robots)), self._robots.items(), strict=True):
-            shape = (env.num_envs, env.action_size)
-            low, high = (bound.astype(env.dtype) for bound in (env.action_low, env.action_high))
-            actions[name] = jax.random.uniform(draw, shape, env.dtype, low, high)
-        return actions if isinstance(self.env, MixedEnv) else actions[""]
 
     def sample(self) -> float:
         """Environment steps a second of `steps` control steps."""
