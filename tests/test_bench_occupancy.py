@@ -1,5 +1,8 @@
 """scripts/bench_occupancy.py: what it makes of Nsight Compute's output. No GPU is needed."""
 
+from pathlib import Path
+from types import SimpleNamespace
+
 import bench_occupancy as b
 import pytest
 
@@ -28,6 +31,22 @@ def test_kernels_are_put_together_by_time_or_by_instructions():
     assert found["DRAM bytes read"] == 50
     assert found[b.OCCUPANCY] == pytest.approx((12.5 * 3 + 1.5) / 4)
     assert found["active lanes of an instruction"] == pytest.approx((10 * 100 + 40 * 1900) / 2000)
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_each_case_has_its_own_kernels(lost, monkeypatch):
+    def run(command, **_):
+        Path(command[command.index("--log-file") + 1]).write_text(printed([*ROWS, ROWS[0]][: 3 - lost]))
+        return SimpleNamespace(returncode=0, stdout='ready\n["one", 2]\n["two", 1]\n', stderr="")
+
+    monkeypatch.setattr(b.subprocess, "run", run)
+    if lost:
+        with pytest.raises(RuntimeError, match="2 kernels profiled of"):
+            b.counters([])
+    else:
+        found = b.counters([])
+        assert found["one"] == pytest.approx(b.together(ROWS))
+        assert found["two"] == pytest.approx(ROWS[0])
 
 
 def test_a_case_is_what_make_is_given(monkeypatch):

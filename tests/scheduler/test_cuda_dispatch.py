@@ -119,10 +119,17 @@ def test_a_gang_of_ones_own(driver):
     assert launch[1:3] == [1, 256]
 
 
-@pytest.mark.parametrize(("shares", "tiles"), [((3, 1), 2), ((1, 3), 4), ((0, 0), 2)])
-def test_of_several_robots_the_one_with_most_multiprocessors_says_how_large_gangs_are(driver, shares, tiles):
-    """5 and 64 tiles on 3 and 1 of four multiprocessors, or the other way round; 0: all have all, the first counts."""
-    numbers = (160, 32 * 64)
+@pytest.mark.parametrize(
+    ("numbers", "shares", "tiles"),
+    [
+        ((160, 32 * 64), (3, 1), 2),
+        ((160, 32 * 64), (1, 3), 4),
+        ((32 * 64, 160), (1, 3), 2),
+        ((160, 32 * 64), (0, 0), 2),  # all have all: the first counts
+    ],
+)
+def test_of_several_robots_the_one_with_most_multiprocessors_says_how_large_gangs_are(driver, numbers, shares, tiles):
+    """5 and 64 tiles on 3 and 1 of four multiprocessors, or the other way round."""
     parts = [make_part(name=n, num_envs=envs, share=s) for n, envs, s in zip("ab", numbers, shares, strict=True)]
     program, _ = make_program(parts, driver)
     assert bundle_tiles(program, sum(numbers)) == tiles

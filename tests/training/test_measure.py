@@ -80,6 +80,12 @@ def test_actions_fill_the_range_of_each_robot():
         assert ((actions.max(0) - actions.min(0)) > 0.9 * (high - low)).all()
 
 
+def test_each_robot_has_actions_of_its_own():
+    actions = random_actions(bc.make({"halfcheetah": 8, "walker2d": 8}), jax.random.key(0))
+    assert actions["halfcheetah"].shape == actions["walker2d"].shape
+    assert (actions["halfcheetah"] != actions["walker2d"]).all()
+
+
 def test_turns_are_taken(monkeypatch):
     order = []
     sample = Timing.sample
