@@ -18,7 +18,7 @@ from typing import Any
 import llvmlite
 from llvmlite import binding, ir
 
-from brax_concurrent.backends.llvm import I8, I64, TILE, Emitter
+from brax_concurrent.backends.llvm import I8, I32, I64, TILE, Emitter
 from brax_concurrent.backends.objects import ObjectCache
 from brax_concurrent.backends.program import touched_arrays
 
@@ -42,8 +42,8 @@ def vector_lanes(precision: str) -> int:
     return width // (4 if precision == "f32" else 8)
 
 
-def kernel_ir(program: Any, symbol: str, lanes: int) -> str:
-    """LLVM IR of one kernel: a loop over the machine vectors of a tile."""
+def kernel_ir(program: Any, symbol: str, lanes: int, grouped: bool = False) -> str:
+    """LLVM IR of one kernel: a loop over the machine vectors of a tile. `grouped` as for compile_programs."""
     module = ir.Module(name=symbol)
     pointer = ir.PointerType(I8)
     function = ir.Function(module, ir.FunctionType(ir.VoidType(), [pointer, ir.PointerType(pointer), I64, I64]), symbol)
@@ -62,7 +62,11 @@ def kernel_ir(program: Any, symbol: str, lanes: int) -> str:
     more = builder.and_(builder.icmp_signed("<", lane, I64(TILE)), builder.icmp_signed("<", env, num_envs))
     builder.cbranch(more, body, done)
     builder.position_at_end(body)
-    Emitter(builder, program, lanes, arena, lane, env, num_envs, user).emit()
+    order = None
+    if grouped:
+        row = builder.gep(arena, [builder.add(I64(program.layout.arena_bytes), builder.mul(lane, I64(4)))])
+        order = builder.bitcast(row, ir.PointerType(I32))
+    Emitter(builder, program, lanes, arena, lane, env, num_envs, user, order=order).emit()
     builder.store(builder.add(lane, I64(lanes)), slot)
     builder.branch(head)
     builder.position_at_end(done)
@@ -120,19 +124,23 @@ def target() -> str:
     return "|".join((*_target(), llvmlite.__version__))
 
 
-def compile_programs(specialized: Any, cache_directory: str | os.PathLike[str] | None = None) -> Mapping[str, Code]:
+def compile_programs(
+    specialized: Any, cache_directory: str | os.PathLike[str] | None = None, *, grouped: bool = False
+) -> Mapping[str, Code]:
     """Machine code of all kernels of a specialised stream, compiled now or taken from the disk.
 
     Args:
         specialized: what kernels.specialize.specialize returned.
         cache_directory: where machine code is kept; None: the default (backends/objects.py).
+        grouped: whether a tile's environments are those that the 32 int32 behind its arena name, rather than the 32
+            from `first_env` on; lanes without an environment must have the number of one that there is.
     """
     lanes = vector_lanes(specialized.layout.precision)
     store = ObjectCache(cache_directory)
 
     def build(item: tuple[str, Any]) -> tuple[str, Code]:
         name, program = item
-        text = kernel_ir(program, "kernel", lanes)
+        text = kernel_ir(program, "kernel", lanes, grouped)
         symbol = "k" + hashlib.sha256((target() + text).encode()).hexdigest()[:24]
         code = store.get(symbol)
         if code is None:

@@ -57,11 +57,14 @@ class Emitter:
         gpu: whether this is NVVM IR: pointers are to global memory.
         valid: scalar code: an i1, whether what is stored into user arrays is wanted; None: it is.
         meeting: on a GPU: the i32 number of a barrier and how many threads meet there; None: all of the block.
+        order: vector code: i32 pointer to which environments the lanes have, one that there is in each lane; None:
+            those from `env` on.
     """
 
     def __init__(self, builder: Any, program: Any, lanes: int, arena: Any, lane_offset: Any, env: Any, num_envs: Any,
-                 user: Any, gpu: bool = False, valid: Any = None, meeting: Any = None):  # fmt: skip
-        self.meeting = meeting
+                 user: Any, gpu: bool = False, valid: Any = None, meeting: Any = None,
+                 order: Any = None):  # fmt: skip
+        self.meeting, self.order = meeting, order
         self.b, self.program, self.layout, self.lanes = builder, program, program.layout, lanes
         self.user, self.num_envs, self.gpu = user, num_envs, gpu
         self.space = 1 if gpu else 0  # global memory
@@ -379,10 +382,13 @@ class Emitter:
 
     def _environments(self, env: Any, num_envs: Any) -> tuple[Any, Any]:
         """Index of each lane's environment (the last one for lanes beyond it) and which lanes have one of their own."""
-        last = self.b.sub(num_envs, I64(1))
-        lane = self.b.add(self.splat(env), self.iota(I64, 1))
-        valid = self.b.icmp_signed("<", lane, self.splat(num_envs))
-        return self.b.select(valid, lane, self.splat(last)), valid
+        place = self.b.add(self.splat(env), self.iota(I64, 1))
+        valid = self.b.icmp_signed("<", place, self.splat(num_envs))
+        if self.order is not None:
+            vector = ir.VectorType(I32, self.lanes)
+            given = self.b.load(self.b.bitcast(self.order, ir.PointerType(vector)), align=4 * self.lanes)
+            return self.b.sext(given, ir.VectorType(I64, self.lanes)), valid
+        return self.b.select(valid, place, self.splat(self.b.sub(num_envs, I64(1)))), valid
 
     def gather(self, base: Any, offsets: Any, kind: Any, mask: Any) -> Any:
         """Lanes of `kind` from base + offsets (i64 bytes)."""

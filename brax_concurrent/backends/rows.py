@@ -151,7 +151,7 @@ class RowCopier:
     def _copy(self, p: Staging, into_lanes: bool) -> None:
         """Copy each lane's row, element by element.
 
-        Inactive lanes are not written back; in lanes beyond the last environment the last one's row is read.
+        Inactive lanes are not written back; in lanes beyond the last environment another one's row is read.
         """
         e, b, kind = self.e, self.e.b, self.e.scalar_type(p.dtype)
         pointer = ir.PointerType(kind)
@@ -161,15 +161,19 @@ class RowCopier:
         with _counted(b, I32(e.lanes)) as lane:
             active = b.trunc(b.lshr(bits, b.trunc(lane, bits.type) if e.lanes < 32 else lane), ir.IntType(1))
             with b.if_then(ir.IntType(1)(1) if into_lanes else active):
-                env = b.add(e.env, b.zext(lane, I64))
-                last = b.sub(e.num_envs, I64(1))
-                env = b.select(b.icmp_signed("<", env, e.num_envs), env, last)
-                row = b.gep(rows, [b.mul(env, I64(p.columns))])
+                row = b.gep(rows, [b.mul(self._environment(lane), I64(p.columns))])
                 with _counted(b, I32(p.columns)) as column:
                     element = b.gep(row, [column])
                     place = b.gep(lanes, [b.add(b.mul(column, I32(e.lanes)), lane)])
                     source, target = (element, place) if into_lanes else (place, element)
                     b.store(b.load(source, align=self._size(p)), target, align=self._size(p))
+
+    def _environment(self, lane: Any) -> Any:
+        e, b = self.e, self.e.b
+        if e.order is not None:
+            return b.sext(b.load(b.gep(e.order, [lane]), align=4), I64)
+        env = b.add(e.env, b.zext(lane, I64))
+        return b.select(b.icmp_signed("<", env, e.num_envs), env, b.sub(e.num_envs, I64(1)))
 
 
 class _counted:  # noqa: N801  # a context manager

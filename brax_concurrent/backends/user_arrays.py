@@ -32,7 +32,7 @@ class UserArrays:
         return self._e.b.add(self._e.b.mul(self._e.env_lane, scale), start), kind, size
 
     def load(self, place: Place, dtype: str) -> Any:
-        """The element of each lane's environment, 0 in lanes without one; of a shared array a scalar."""
+        """The element of each lane's environment, any number in lanes without one; of a shared array a scalar."""
         if place.shared:
             return self._load_shared(place, dtype)
         if self._e.rows is not None and place.name in self._e.rows.plans:
@@ -42,7 +42,7 @@ class UserArrays:
         if self._e.lanes == 1:
             pointer = ir.PointerType(kind, self._e.space) if self._e.space else ir.PointerType(kind)
             raw = self._e.b.load(self._e.b.bitcast(self._e.b.gep(base, [offset]), pointer))
-        elif self._e.program.user[place.name][0] == 1:
+        elif self._is_adjacent(place):
             raw = self._adjacent(base, kind, None)
         else:
             raw = self._e.gather(base, offset, kind, self._e.all_lanes())
@@ -86,13 +86,17 @@ class UserArrays:
                     self._e.b.store(new, target)
         else:
             mask = self._e.env_valid if self._e.mask is None else self._e.b.and_(self._e.mask, self._e.env_valid)
-            if self._e.program.user[place.name][0] == 1:
+            if self._is_adjacent(place):
                 self._adjacent(base, kind, (new, mask))
             else:
                 self._e.scatter(base, offset, new, mask)
 
+    def _is_adjacent(self, place: Place) -> bool:
+        """Whether the lanes' elements lie side by side."""
+        return self._e.order is None and self._e.program.user[place.name][0] == 1
+
     def _adjacent(self, base: Any, kind: Any, new: tuple[Any, Any] | None) -> Any:
-        """Load the lanes of an array with one column, which lie side by side, or store `new`, (value, mask).
+        """Load the lanes' elements, which lie side by side, or store `new`, (value, mask).
 
         Lanes beyond the last environment are loaded as 0.
         """

@@ -87,12 +87,12 @@ class Env:
         self.autoreset, self._threads = autoreset, threads
         self.model: Model = load_model(self.task.model, nconmax=self.task.nconmax)
         self._defaults = default_model_values(self.model, per_env)
-        knobs = {"window": window, "streams": streams, "envs_per_task": envs_per_task}
+        knobs = {"window": window, "streams": streams, "envs_per_task": envs_per_task, "regroup": regroup}
         asked = {"scheduler": scheduler, "granularity": granularity, **knobs}
-        self._choose(asked, per_env, {"policy": policy, "regroup": regroup})
+        self._choose(asked, per_env, policy)
         self._builder = StreamBuilder(self.task, self.model, per_env, autoreset)
         self.per_env = tuple(per_env)
-        self.tile_programs: dict[str, TileProgram] = {}  # filled by envs/program.py
+        self.tile_programs: dict[tuple[Any, ...], TileProgram] = {}  # filled by envs/program.py, by kind and more
         self._programs: dict[tuple[str, MlpPolicy | None, int], Program] = {}
         self._tracer = tracer
 
@@ -143,14 +143,15 @@ class Env:
     def __repr__(self) -> str:
         return f"Env({self.name!r}, num_envs={self.num_envs}, dtype={self.dtype.name!r})"
 
-    def _choose(self, asked: tuned.Settings, per_env: Sequence[str], fixed: Mapping[str, Any]) -> None:
+    def _choose(self, asked: tuned.Settings, per_env: Sequence[str], policy: str) -> None:
         """Take the scheduler and its settings that are asked for; for "auto" what was measured best here."""
         setting: dict[str, Any] = {"dtype": self.dtype.name, "threads": self._threads, "per_env": per_env}
         self._situation = tuned.situation(self.task, self.model, self.num_envs, backend=self.backend, **setting)
         chosen = tuned.recall(asked, self._situation)
-        knobs = {name: chosen[name] for name in ("window", "streams", "envs_per_task") if chosen[name] is not None}
-        self.schedule = resolve_schedule(self.backend, chosen["scheduler"], **knobs, **fixed)
-        self.granularity = resolve_granularity(chosen["granularity"], self.backend, self.scheduler)
+        scheduler, granularity = chosen.pop("scheduler"), chosen.pop("granularity")
+        knobs = {name: value for name, value in chosen.items() if value is not None}
+        self.schedule = resolve_schedule(self.backend, scheduler, policy=policy, **knobs)
+        self.granularity = resolve_granularity(granularity, self.backend, self.scheduler)
 
     # -- programs ----------------------------------------------------------------------------------------------------
 
@@ -165,9 +166,13 @@ class Env:
         if key not in self._programs:
             program = compile_env(self, kind, policy, length)
             if kind == "control_step" and self._tracer is not None:
-                program = self._tracer.attach(program, self.num_envs, self.tile_programs.get(kind))
+                program = self._tracer.attach(program, self.num_envs, self._tiles(kind))
             self._programs[key] = program
         return self._programs[key]
+
+    def _tiles(self, kind: str) -> TileProgram | None:
+        """What a program was made of on the CPU."""
+        return next((tiles for (of, *_), tiles in self.tile_programs.items() if of == kind), None)
 
     def stream(
         self, kind: str, policy: MlpPolicy | None = None, split: bool = False

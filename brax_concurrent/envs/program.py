@@ -21,7 +21,7 @@ from brax_concurrent.backends.cuda_program import CudaProgram
 from brax_concurrent.backends.native import TILE
 from brax_concurrent.backends.objects import ObjectCache
 from brax_concurrent.envs import program_cuda
-from brax_concurrent.envs.stream import Array, Stream
+from brax_concurrent.envs.stream import WORK, Array, Stream
 from brax_concurrent.interop.jax_ffi import Program
 from brax_concurrent.kernels.specialize import TileLayout as Layout
 from brax_concurrent.kernels.specialize import specialize, touched
@@ -117,7 +117,7 @@ def compile_env(env: Env, kind: str, policy: MlpPolicy | None = None, steps: int
     if kind == "rollout":
         return compile_serial(replace(tile_program(env, kind, policy), steps=steps), threads=env._threads)
     if env.backend == "cpu":
-        return _scheduled(tile_program(env, kind), env._threads, env.schedule)
+        return _scheduled(tile_program(env, kind, grouped=_regroups(env, kind)), env._threads, env.schedule)
     make_stream, identity = env.stream(kind)
     # What is done once in an episode is not worth a dispatcher of its own.
     schedule = env.schedule if env.scheduler != "hw" or kind == "control_step" else Schedule()
@@ -160,7 +160,17 @@ def _dispatch_mixed(parts: Sequence[tuple[str, Env, float]], kind: str) -> CudaP
 
 def tile_composite(parts: Sequence[tuple[str, Env, float]], kind: str) -> TileComposite:
     """A stream of several environments on the CPU as schedulers see it; `parts` and `kind` as for compile_mixed."""
-    return TileComposite(tuple(TilePart(name, tile_program(env, kind), env.num_envs) for name, env, _ in parts))
+    return TileComposite(
+        tuple(
+            TilePart(name, tile_program(env, kind, grouped=_regroups(env, kind)), env.num_envs)
+            for name, env, _ in parts
+        )
+    )
+
+
+def _regroups(env: Env, kind: str) -> bool:
+    schedule, contacts = env.schedule, env.model.npair > 0
+    return kind == "control_step" and contacts and schedule.scheduler == "hw" and bool(schedule.regroup)
 
 
 def _scheduled(tiles: TileProgram | TileComposite, threads: int, schedule: Schedule) -> CpuProgram:
@@ -194,7 +204,11 @@ def compile_cpu(
 
 
 def tile_program(
-    env: Env, kind: str = "control_step", policy: MlpPolicy | None = None, split: bool = False
+    env: Env,
+    kind: str = "control_step",
+    policy: MlpPolicy | None = None,
+    split: bool = False,
+    grouped: bool = False,
 ) -> TileProgram:
     """A program of an environment on the CPU as schedulers see it: kernels, footprints, program order.
 
@@ -203,15 +217,16 @@ def tile_program(
         kind: "control_step", "reset_all", "reset_where", "restart" or "rollout".
         policy: of a rollout, who acts. The program is that of one step; kernels do not depend on how many there are.
         split: whether the policy is several kernels, as it is for the dispatcher of a GPU.
+        grouped: whether its kernels take environments in an order that "hw" makes by their work.
 
     Returns:
         The program; `layout.fields` says where fields lie in its arena.
     """
-    key = kind if policy is None else f"{kind} {policy} {split}"
+    key = (kind, policy, split, grouped)
     if key not in env.tile_programs:
         make_stream, identity = env.stream(kind, policy, split)
-        dtype = env.dtype.name
-        packed = _kept(identity, dtype, cpu.target(), lambda: _pack(make_stream(), dtype))
+        dtype, target = env.dtype.name, f"{cpu.target()}{' grouped' * grouped}"
+        packed = _kept(identity, dtype, target, lambda: _pack(make_stream(), dtype, grouped))
         env.tile_programs[key] = _tile_program(packed)
     return env.tile_programs[key]
 
@@ -265,10 +280,10 @@ def _kept(identity: str | None, dtype: str, target: str, make: Callable[[], byte
     return packed
 
 
-def _pack(stream: Stream, dtype: str) -> bytes:
+def _pack(stream: Stream, dtype: str, grouped: bool = False) -> bytes:
     """A compiled stream as a line of JSON and the kernels' object code."""
     special = specialize(stream.kernels, stream.view, stream.fields, stream.user, _PRECISIONS[dtype])
-    code = cpu.compile_programs(special)
+    code = cpu.compile_programs(special, grouped=grouped)
     kept = [k.name for k in stream.kernels if special.programs[k.name].root.body]
     ops = [code[name].symbol for name in kept]
     objects = {code[name].symbol: code[name].object for name in code if code[name].symbol in ops}
@@ -278,6 +293,7 @@ def _pack(stream: Stream, dtype: str) -> bytes:
         "when": [special.programs[name].when for name in kept],
         "kernels": {symbol: (names[symbol], *touched(special.programs[names[symbol]])) for symbol in objects},
         "arena_bytes": special.layout.arena_bytes,
+        "work": WORK if grouped else "",
         "buffers": [asdict(b) for b in buffers_of(stream, dtype)],
         "fields": _fields(special.layout, stream, dtype),
         "sizes": {symbol: len(data) for symbol, data in objects.items()},
@@ -310,4 +326,5 @@ def _tile_program(packed: bytes) -> TileProgram:
         kernels[symbol] = TileKernel(name, address, symbol, layout.footprint(reads, writes, kernel=name))
         start += size
     predicates = (ALWAYS if when is None else when for when in header["when"])
-    return TileProgram(layout, tuple(map(TileOp, (kernels[symbol] for symbol in header["ops"]), predicates)))
+    ops = tuple(map(TileOp, (kernels[symbol] for symbol in header["ops"]), predicates))
+    return TileProgram(layout, ops, work=header["work"])

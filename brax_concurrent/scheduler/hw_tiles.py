@@ -7,6 +7,9 @@ its code is in the instruction cache. On the one processor that was measured, a 
 one was as fast as any for large robots and up to a tenth faster for small ones, as what a tile's kernels pass on then
 stays in the first-level cache.
 
+Of a program with `work` a participant claims more tiles at a time, and puts environments of similar work into the same
+of them: hw_regroup.py. These tiles go one after another through the program.
+
 What such a window issues when is known before: hw_order.py. So a task costs no more than in program order, but for a
 word that says what the participant is at. By these words the others see, when no tile is left for them, whether those
 that still work get on. When nothing begins for as long as the run allows, a kernel does not end, and the run is STUCK:
@@ -20,6 +23,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -33,6 +37,7 @@ from brax_concurrent.backends.intrinsics import (
     atomic_store,
     call_kernel,
     compare_and_set,
+    copy_bytes,
     fill_bytes,
     format_message,
     give_way,
@@ -54,6 +59,7 @@ from brax_concurrent.backends.native import (
     DESC_PLAN,
     DESC_POISON,
     DESC_RECORDS,
+    DESC_SCRATCH_BYTES,
     DESC_STATE_TILE_WORDS,
     DESC_STATE_TILES,
     DESC_STATE_WORDS,
@@ -83,9 +89,10 @@ from brax_concurrent.backends.native import (
     source_hash,
     take_arena,
 )
-from brax_concurrent.scheduler import records
+from brax_concurrent.scheduler import hw_regroup, records
 from brax_concurrent.scheduler.engine import timeout_ns
 from brax_concurrent.scheduler.hw_order import POLICIES, TILE_BITS, issue_order
+from brax_concurrent.scheduler.hw_regroup import GROUP_TILES, ORDER_BYTES, SCRATCH_BYTES, deal
 from brax_concurrent.scheduler.records import add_row, number_run
 from brax_concurrent.scheduler.serial import TileComposite, TileProgram
 from brax_concurrent.scheduler.streams import (
@@ -115,7 +122,8 @@ _ENDING = 5  # a status: somebody writes the message
 # The plan: for each part
 PLAN_ORDERS = 0  # address of the orders of groups of 1, 2, .. tiles, one after another
 PLAN_NAMES = 1  # address of the addresses of its ops' names, C strings
-PLAN_WORDS = 2
+PLAN_WORK = 2  # which of its buffers environments are regrouped by; -1: they are not
+PLAN_WORDS = 3
 # What a participant has claimed, on its stack
 OWN_PART, OWN_DESC, OWN_BUFFERS, OWN_NUM_ENVS = 0, 1, 2, 3
 OWN_TILE = 4  # the first, among the part's
@@ -159,7 +167,7 @@ def _find_part(job: int, desc: int, own: int, tile: int) -> int:
 
 @njit(nogil=True)
 def _claim(job: int, desc: int, own: int, arenas: int) -> bool:
-    """Take the next group of tiles, of one part, no more than there are arenas for; False if none are left.
+    """Take the next group of tiles, of one part, no more than there is memory for; False if none are left.
 
     Towards the end groups are smaller, so that participants end together.
     """
@@ -168,7 +176,9 @@ def _claim(job: int, desc: int, own: int, arenas: int) -> bool:
         first = atomic_load(job + WORD * JOB_NEXT)
         if first >= tiles:
             return False
-        count = min(_find_part(job, desc, own, first), arenas)
+        left, part = _find_part(job, desc, own, first), load_i64(own + WORD * OWN_PART)
+        regrouped = load_i64(load_i64(desc + WORD * DESC_PLAN) + WORD * (PLAN_WORDS * part + PLAN_WORK)) >= 0
+        count = min(left, GROUP_TILES if regrouped else arenas)
         participants = max(atomic_load(job + WORD * JOB_REFERENCES) - 1, 1)
         count = min(count, max((tiles - first) // (2 * participants), 1))
         if compare_and_set(job + WORD * JOB_NEXT, first, first + count) == 1:
@@ -180,28 +190,63 @@ def _claim(job: int, desc: int, own: int, arenas: int) -> bool:
 def _run_group(desc: int, state: int, own: int) -> bool:
     """Run the tasks of the claimed tiles in the order in which the window issues them; False if the run is over."""
     program, tiles = load_i64(own + WORD * OWN_DESC), load_i64(own + WORD * OWN_TILES)
-    buffers, num_envs = load_i64(own + WORD * OWN_BUFFERS), load_i64(own + WORD * OWN_NUM_ENVS)
-    part, first = load_i64(own + WORD * OWN_PART), load_i64(own + WORD * OWN_TILE)
-    lane = load_i64(own + WORD * OWN_LANE)
-    ops, pairs = load_i64(program + WORD * DESC_OPS), program + WORD * DESC_FIRST_OP
-    plan = load_i64(desc + WORD * DESC_PLAN) + WORD * PLAN_WORDS * part
+    ops = load_i64(program + WORD * DESC_OPS)
+    plan = load_i64(desc + WORD * DESC_PLAN) + WORD * PLAN_WORDS * load_i64(own + WORD * OWN_PART)
+    if load_i64(plan + WORD * PLAN_WORK) >= 0:
+        return _run_regrouped(desc, state, own, plan)
     order = load_i64(plan + WORD * PLAN_ORDERS) + WORD * ops * (tiles * (tiles - 1) // 2)
-    stop = order + WORD * ops * tiles
+    for place in range(tiles):
+        _poison(program, load_i64(own + WORD * (OWN_ARENAS + place)))
+    return _run_tasks(desc, state, own, order, order + WORD * ops * tiles, 0, own + WORD * OWN_ARENAS)
+
+
+@njit(nogil=True)
+def _run_regrouped(desc: int, state: int, own: int, plan: int) -> bool:
+    """The same with environments of similar work in the same tiles, which share one arena."""
+    program, buffers = load_i64(own + WORD * OWN_DESC), load_i64(own + WORD * OWN_BUFFERS)
+    tiles, first_env = load_i64(own + WORD * OWN_TILES), TILE * load_i64(own + WORD * OWN_TILE)
+    arenas, order = own + WORD * OWN_ARENAS, load_i64(plan + WORD * PLAN_ORDERS)
+    stop = order + WORD * load_i64(program + WORD * DESC_OPS)
+    environments = load_i64(arenas) + load_i64(program + WORD * DESC_ARENA_BYTES)
+    envs = min(TILE * tiles, load_i64(own + WORD * OWN_NUM_ENVS) - first_env)
+    work = load_i64(buffers + WORD * load_i64(plan + WORD * PLAN_WORK))
+    deal(work, first_env, envs, environments + ORDER_BYTES)
+    for place in range(tiles):
+        _poison(program, load_i64(arenas))
+        copy_bytes(environments, environments + ORDER_BYTES * (1 + place), ORDER_BYTES)
+        if not _run_tasks(desc, state, own, order, stop, place, arenas - WORD * place):
+            return False
+    return True
+
+
+@njit(nogil=True)
+def _poison(program: int, arena: int) -> None:
+    if load_i64(program + WORD * DESC_POISON) != 0:
+        fill_bytes(arena, 255, load_i64(program + WORD * DESC_ARENA_BYTES))
+
+
+@njit(nogil=True)
+def _run_tasks(desc: int, state: int, own: int, order: int, stop: int, first_place: int, arenas: int) -> bool:
+    """Run the tasks of an order, from the address `order` to `stop`; False if the run is over.
+
+    The order counts the group's tiles from `first_place` on. `arenas` has an address for each of the group's tiles.
+    """
+    program, part = load_i64(own + WORD * OWN_DESC), load_i64(own + WORD * OWN_PART)
+    lane = load_i64(own + WORD * OWN_LANE)
+    buffers, num_envs = load_i64(own + WORD * OWN_BUFFERS), load_i64(own + WORD * OWN_NUM_ENVS)
+    ops, pairs = load_i64(program + WORD * DESC_OPS), program + WORD * DESC_FIRST_OP
+    first = load_i64(own + WORD * OWN_TILE)
     here = state + WORD * (STATE_LANE + LANE_WORDS * lane + LANE_AT)
     buffer = load_i64(desc + WORD * DESC_RECORDS)
-    if load_i64(program + WORD * DESC_POISON) != 0:
-        for place in range(tiles):
-            arena = load_i64(own + WORD * (OWN_ARENAS + place))
-            fill_bytes(arena, 255, load_i64(program + WORD * DESC_ARENA_BYTES))
     while order != stop:
         word = load_i64(order)
         order += WORD
-        op, place = word >> TILE_BITS, word & ((1 << TILE_BITS) - 1)
+        op, place = word >> TILE_BITS, first_place + (word & ((1 << TILE_BITS) - 1))
         atomic_store(here, (part << _AT_PART) + (op << _AT_OP) + first + place + 1)
         if atomic_load(state + WORD * STATE_STATUS) != OK:
             return False
         kernel, predicate = load_i64(pairs + 2 * WORD * op), load_i64(pairs + 2 * WORD * op + WORD)
-        arena = load_i64(own + WORD * (OWN_ARENAS + place))
+        arena = load_i64(arenas + WORD * place)
         runs = predicate < 0 or some_lane_wants(arena, predicate, num_envs - TILE * (first + place))
         begin = monotonic_ns() if buffer != 0 else 0
         if runs:
@@ -320,7 +365,7 @@ def _make_participate(magic: int) -> Callable[[int], int]:
 @functools.cache
 def _participate() -> tuple[int, Any]:
     """The magic of this version, and its compiled `participate`."""
-    magic = source_hash(records.__file__, native.__file__, intrinsics.__file__, __file__)
+    magic = source_hash(records.__file__, native.__file__, intrinsics.__file__, hw_regroup.__file__, __file__)
     return magic, compile_callback(_make_participate(magic))
 
 
@@ -341,11 +386,11 @@ def compile_hw(
     The results are those of `compile_serial` or `compile_composite`, bit for bit, whatever the numbers below.
 
     Args:
-      program: what to run.
+      program: what to run. By `work`, if it has that, environments are regrouped.
       threads: on at most so many threads; 0: on all that there are.
       window: how many unfinished tasks to choose from, 1 to 64.
       policy: which of the ready tasks issues, see `hw_order.POLICIES`.
-      tiles: in a thread's window at once, 1 to 16.
+      tiles: in a thread's window at once, 1 to 16; where environments are regrouped 1.
       poison: fill the arena with NaN before each tile, to find kernels that read what was never written.
 
     A run fails if nothing begins for 120 seconds while a thread waits for the others, or for BRAX_CONCURRENT_TIMEOUT
@@ -354,7 +399,8 @@ def compile_hw(
     given up.
 
     Raises:
-      ValueError: an argument is out of range, the program has several steps, or see `build_program` and
+      ValueError: an argument is out of range, the program has several steps or regroups environments of tiles that
+        depend on each other, or see `build_program` and
         `build_composite`.
     """
     threads, window, tiles = (operator.index(number) for number in (threads, window, tiles))
@@ -364,10 +410,13 @@ def compile_hw(
         raise ValueError(f"tiles must be from 1 to {MOST_TILES}, got {tiles}")
     if policy not in POLICIES:
         raise ValueError(f"policy must be one of {', '.join(POLICIES)}, got {policy!r}")
-    parts, serial = in_program_order(program, threads, poison)
+    works = [part.program.work for part in program.parts] if isinstance(program, TileComposite) else [program.work]
+    parts, serial = in_program_order(_without_work(program), threads, poison)
     ordered = not all(part.tiles_are_independent for part, _ in parts)
+    if ordered and any(works):
+        raise ValueError("program: its tiles depend on each other, so that environments cannot be regrouped")
     group = 1 if ordered else tiles
-    plan, owners = _plan(parts, group, window, policy)
+    plan, owners = _plan(parts, works, group, window, policy)
     timeout = timeout_ns()
     words = {
         DESC_ARENAS: 2 * group * (threads or cores()),
@@ -380,21 +429,31 @@ def compile_hw(
         DESC_GROUP: group,
         DESC_TIMEOUT: timeout,
         DESC_PLAN: int(plan.ctypes.data),
+        DESC_SCRATCH_BYTES: SCRATCH_BYTES if any(works) else 0,
     }
-    content = (serial.fingerprint, int(serial.desc[DESC_THREADS]), window, policy, group, timeout)
+    content = (serial.fingerprint, int(serial.desc[DESC_THREADS]), window, policy, group, timeout, *works)
     return with_runner(serial, _participate(), words, content_hash("hw", content), [plan, *owners])
 
 
+def _without_work(program: TileProgram | TileComposite) -> TileProgram | TileComposite:
+    if isinstance(program, TileProgram):
+        return replace(program, work="")
+    return replace(
+        program, parts=tuple(replace(part, program=replace(part.program, work="")) for part in program.parts)
+    )
+
+
 def _plan(
-    parts: Sequence[tuple[TileProgram, str]], group: int, window: int, policy: str
+    parts: Sequence[tuple[TileProgram, str]], works: Sequence[str], group: int, window: int, policy: str
 ) -> tuple[np.ndarray, list[object]]:
     """The PLAN_* words, and what they point to."""
     plan, owners = np.zeros((len(parts), PLAN_WORDS), np.int64), list[object]()
-    for words, (program, prefix) in zip(plan, parts, strict=True):
+    for words, (program, prefix), work in zip(plan, parts, works, strict=True):
         table, kernels = op_conflicts(program), [op.kernel.fingerprint for op in program.ops]
         orders = [issue_order(table, kernels, tiles, window, policy) for tiles in range(1, group + 1)]
         order = np.concatenate(orders)
         addresses, names = kernel_names(program, prefix)
         words[[PLAN_ORDERS, PLAN_NAMES]] = order.ctypes.data, addresses.ctypes.data
+        words[PLAN_WORK] = [spec.name for spec in program.layout.buffers].index(work) if work else -1
         owners += [order, addresses, *names]
     return plan, owners

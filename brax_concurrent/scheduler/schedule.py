@@ -33,7 +33,7 @@ class Schedule:
         policy: which of the ready tasks "hw" runs first: "oldest", "same_kernel" (the kernel that this worker ran
             before, whose instructions are at hand) or "depth_first" (a tile that was begun before others).
         regroup: whether "hw" puts environments of similar work into the same tiles where there are many tiles. None:
-            robots whose code is large, for which it was measured to pay.
+            on a GPU robots whose code is large, for which it was measured to pay; on a CPU none.
 
     Raises:
         TypeError, ValueError: naming the argument.

@@ -163,19 +163,26 @@ class TileProgram:
     layout, ops  the memory and the kernels
     steps        the ops are run so many times, each time on the next part of the arrays that have one for each step.
                  Footprints are those of the first
+    work         a buffer, int32 for each environment, by which "hw" puts environments of similar work into the same
+                 tiles. Kernels then take a tile's environments from 32 int32 behind its arena, and no other scheduler
+                 can run them. Who is in which lane is renaming: footprints are as if tile n had the 32 from 32 n on, as
+                 it has where this is ""
 
     Raises:
-      ValueError: steps < 1, or a kernel's footprint has a buffer that is not there, bytes beyond one that all tiles
-        share, or writes to one whose access is "read".
+      ValueError: steps < 1, no buffer is called `work`, or a kernel's footprint has a buffer that is not there, bytes
+        beyond one that all tiles share, or writes to one whose access is "read".
     """
 
     layout: TileLayout
     ops: tuple[TileOp, ...]
     steps: int = 1
+    work: str = ""
 
     def __post_init__(self) -> None:
         if self.steps < 1:
             raise ValueError(f"steps must be at least 1, got {self.steps}")
+        if self.work:
+            self.layout.segment(self.work, 0)
         for kernel in dict.fromkeys(op.kernel for op in self.ops):
             footprint = kernel.footprint(0)
             for does, segments in (("reads", footprint.reads), ("writes", footprint.writes)):
@@ -384,8 +391,10 @@ def compile_serial(program: TileProgram, *, threads: int = 0, poison: bool = Fal
       poison: fill the arena with NaN before each tile and step, to find kernels that read what was never written.
 
     Raises:
-      ValueError: see `check_written` and `build_program`.
+      ValueError: the program has `work`, or see `check_written` and `build_program`.
     """
+    if program.work:
+        raise ValueError(f"program: only compile_hw orders environments by {program.work}, as its kernels expect")
     layout = program.layout
     buffers = tuple((s.name, s.shape, s.dtype, s.access, s.per_env, s.per_step) for s in layout.buffers)
     threads = threads if program.tiles_are_independent else 1

@@ -17,8 +17,11 @@ from brax_concurrent.training.measure import Throughput, compare
 
 _SECONDS = {"cpu": 0.1, "cuda": 0.02}  # of a timing: short, since there are many candidates
 # What is tried of each scheduler besides granularity, by argument of `make`, its default first; a scheduler that is not
-# here has nothing.
-_SPACE: Mapping[str, Mapping[str, tuple[Any, ...]]] = {"sw": {"window": (32, 8)}}
+# here has nothing. (On a GPU the size of a program says whether `hw` regroups.)
+_SPACE: Mapping[str, Mapping[str, Mapping[str, tuple[Any, ...]]]] = {
+    "cpu": {"sw": {"window": (32, 8)}, "hw": {"regroup": (False, True)}},
+    "cuda": {"sw": {"window": (32, 8)}},
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,7 +116,7 @@ def candidate_settings(backend: str, asked: Mapping[str, Any]) -> Iterator[dict[
     for scheduler in schedulers_on(backend):
         default = resolve_granularity("auto", backend, scheduler)
         granularities = (default, *(name for name in GRANULARITIES if name != default))
-        space = {"scheduler": (scheduler,), "granularity": granularities, **_SPACE.get(scheduler, {})}
+        space = {"scheduler": (scheduler,), "granularity": granularities, **_SPACE[backend].get(scheduler, {})}
         kept = {name: asked[name] for name in space if asked.get(name) not in ("auto", None)}
         if kept.get("scheduler", scheduler) == scheduler:
             choices = {name: (kept[name],) if name in kept else values for name, values in space.items()}

@@ -12,7 +12,7 @@ import brax_concurrent as bc
 from brax_concurrent.backends.objects import ObjectCache
 from brax_concurrent.envs import tuned
 from brax_concurrent.envs.arrays import GRANULARITIES
-from brax_concurrent.scheduler.schedule import SCHEDULERS, schedulers_on
+from brax_concurrent.scheduler.schedule import SCHEDULERS, Schedule, schedulers_on
 from brax_concurrent.training import tune as tuning
 from brax_concurrent.training.measure import Throughput
 
@@ -111,6 +111,18 @@ def test_a_scheduler_that_is_given_takes_its_own_best(monkeypatch, cache):
     assert tuned.recall(auto, where)["granularity"] == "substep"
 
 
+def test_make_regroups_where_that_was_measured_best(monkeypatch, cache):
+    def compare(envs, **_):
+        rates = [3.0 if env.schedule.regroup else 2.0 if env.scheduler == "hw" else 1.0 for env in envs]
+        return [Throughput((rate,) * 3, 2, 64, 0.5) for rate in rates]
+
+    monkeypatch.setattr(tuning, "compare", compare)
+    assert bc.tune("grasp", 64).settings == {"scheduler": "hw", "granularity": "stage", "regroup": True}
+    assert bc.make("grasp", 64).schedule.regroup is True
+    assert bc.make("grasp", 64, regroup=False).schedule == Schedule("hw", regroup=False)
+    assert bc.make("grasp", 64, scheduler="serial").schedule.regroup is None
+
+
 @pytest.mark.parametrize("damage", [b"", b"{", b"\0" * 100])
 def test_a_damaged_memory_is_ignored(monkeypatch, cache, damage):
     fake_rates(monkeypatch, {"stage": 1.0, "substep": 3.0, "step": 2.0})
@@ -136,7 +148,7 @@ def test_a_folder_that_cannot_be_written_costs_the_memory_only(monkeypatch, tmp_
 
 def test_settings_of_one_scheduler_are_varied_with_it(monkeypatch):
     monkeypatch.setattr(tuning, "schedulers_on", lambda backend: ("serial", "quick"))
-    monkeypatch.setattr(tuning, "_SPACE", {"quick": {"window": (8, 32)}})
+    monkeypatch.setattr(tuning, "_SPACE", {"cpu": {"quick": {"window": (8, 32)}}, "cuda": {}})
     every = list(tuning.candidate_settings("cpu", {"granularity": "step", "scheduler": "auto"}))
     step = {"granularity": "step"}
     assert every == [
