@@ -81,7 +81,8 @@ def setting(text: str) -> tuple[str, Any]:
     name, equals, value = text.partition("=")
     if not (name.isidentifier() and equals and value):
         raise argparse.ArgumentTypeError(f"expected ARGUMENT=VALUE, got {text!r}")
-    return name, int(value) if value.isdecimal() else value
+    words = {"True": True, "False": False, "None": None}
+    return name, words.get(value, int(value) if value.isdecimal() else value)
 
 
 def chosen_peers(names: list[str]) -> list[peers.Peer]:

@@ -117,7 +117,7 @@ def compile_env(env: Env, kind: str, policy: MlpPolicy | None = None, steps: int
     if kind == "rollout":
         return compile_serial(replace(tile_program(env, kind, policy), steps=steps), threads=env._threads)
     if env.backend == "cpu":
-        return _scheduled(tile_program(env, kind, grouped=_regroups(env, kind)), env._threads, env.schedule)
+        return _scheduled(_scheduled_tiles(env, kind), env._threads, env.schedule)
     make_stream, identity = env.stream(kind)
     # What is done once in an episode is not worth a dispatcher of its own.
     schedule = env.schedule if env.scheduler != "hw" or kind == "control_step" else Schedule()
@@ -160,17 +160,15 @@ def _dispatch_mixed(parts: Sequence[tuple[str, Env, float]], kind: str) -> CudaP
 
 def tile_composite(parts: Sequence[tuple[str, Env, float]], kind: str) -> TileComposite:
     """A stream of several environments on the CPU as schedulers see it; `parts` and `kind` as for compile_mixed."""
-    return TileComposite(
-        tuple(
-            TilePart(name, tile_program(env, kind, grouped=_regroups(env, kind)), env.num_envs)
-            for name, env, _ in parts
-        )
-    )
+    return TileComposite(tuple(TilePart(name, _scheduled_tiles(env, kind), env.num_envs) for name, env, _ in parts))
 
 
-def _regroups(env: Env, kind: str) -> bool:
-    schedule, contacts = env.schedule, env.model.npair > 0
-    return kind == "control_step" and contacts and schedule.scheduler == "hw" and bool(schedule.regroup)
+def _scheduled_tiles(env: Env, kind: str) -> TileProgram:
+    return tile_program(env, kind, grouped=kind == "control_step" and _groups(env.schedule))
+
+
+def _groups(schedule: Schedule) -> bool:
+    return schedule.scheduler == "hw" and schedule.regroup is True
 
 
 def _scheduled(tiles: TileProgram | TileComposite, threads: int, schedule: Schedule) -> CpuProgram:
@@ -199,8 +197,9 @@ def compile_cpu(
         identity: says what the stream is, given this package's source; None: it is not kept whole.
         schedule: how it is scheduled; None: in program order.
     """
-    packed = _kept(identity, dtype, cpu.target(), lambda: _pack(make_stream(), dtype))
-    return _scheduled(_tile_program(packed), threads, schedule or Schedule())
+    schedule = schedule or Schedule()
+    packed = _packed(make_stream, dtype, identity, _groups(schedule))
+    return _scheduled(_tile_program(packed), threads, schedule)
 
 
 def tile_program(
@@ -217,7 +216,8 @@ def tile_program(
         kind: "control_step", "reset_all", "reset_where", "restart" or "rollout".
         policy: of a rollout, who acts. The program is that of one step; kernels do not depend on how many there are.
         split: whether the policy is several kernels, as it is for the dispatcher of a GPU.
-        grouped: whether its kernels take environments in an order that "hw" makes by their work.
+        grouped: whether its kernels take environments in an order that "hw" makes by their work; of robots that touch
+            nothing they never do.
 
     Returns:
         The program; `layout.fields` says where fields lie in its arena.
@@ -225,9 +225,7 @@ def tile_program(
     key = (kind, policy, split, grouped)
     if key not in env.tile_programs:
         make_stream, identity = env.stream(kind, policy, split)
-        dtype, target = env.dtype.name, f"{cpu.target()}{' grouped' * grouped}"
-        packed = _kept(identity, dtype, target, lambda: _pack(make_stream(), dtype, grouped))
-        env.tile_programs[key] = _tile_program(packed)
+        env.tile_programs[key] = _tile_program(_packed(make_stream, env.dtype.name, identity, grouped))
     return env.tile_programs[key]
 
 
@@ -280,10 +278,15 @@ def _kept(identity: str | None, dtype: str, target: str, make: Callable[[], byte
     return packed
 
 
+def _packed(make_stream: Callable[[], Stream], dtype: str, identity: str | None, grouped: bool) -> bytes:
+    target = f"{cpu.target()}{' grouped' * grouped}"
+    return _kept(identity, dtype, target, lambda: _pack(make_stream(), dtype, grouped))
+
+
 def _pack(stream: Stream, dtype: str, grouped: bool = False) -> bytes:
-    """A compiled stream as a line of JSON and the kernels' object code."""
+    """A compiled stream as a line of JSON and the kernels' object code; `grouped` as for tile_program."""
     special = specialize(stream.kernels, stream.view, stream.fields, stream.user, _PRECISIONS[dtype])
-    code = cpu.compile_programs(special, grouped=grouped)
+    code = cpu.compile_programs(special, grouped=grouped and WORK in stream.arrays)
     kept = [k.name for k in stream.kernels if special.programs[k.name].root.body]
     ops = [code[name].symbol for name in kept]
     objects = {code[name].symbol: code[name].object for name in code if code[name].symbol in ops}
@@ -293,7 +296,7 @@ def _pack(stream: Stream, dtype: str, grouped: bool = False) -> bytes:
         "when": [special.programs[name].when for name in kept],
         "kernels": {symbol: (names[symbol], *touched(special.programs[names[symbol]])) for symbol in objects},
         "arena_bytes": special.layout.arena_bytes,
-        "work": WORK if grouped else "",
+        "work": WORK if grouped and WORK in stream.arrays else "",
         "buffers": [asdict(b) for b in buffers_of(stream, dtype)],
         "fields": _fields(special.layout, stream, dtype),
         "sizes": {symbol: len(data) for symbol, data in objects.items()},

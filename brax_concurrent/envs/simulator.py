@@ -27,10 +27,12 @@ from brax_concurrent.envs.arrays import (
 from brax_concurrent.envs.fields import shown, unknown, visible_fields
 from brax_concurrent.envs.stream import (
     COUNTER_FIELDS,
+    WORK,
     Array,
     Stream,
     copy_in,
     counting_lost_contacts,
+    counting_work,
     finite_or_zeros,
     load_constants,
 )
@@ -43,6 +45,7 @@ from brax_concurrent.kernels.model import Model, load_model
 from brax_concurrent.kernels.ops import negate, to_int, where
 from brax_concurrent.kernels.specialize import ModelView
 from brax_concurrent.kernels.trace import infer_kernel
+from brax_concurrent.scheduler.schedule import Schedule
 
 _CARRIED = ("qpos", "qvel", "qacc_warmstart", "contacts_lost", "diverged", "bad_controls")
 
@@ -62,7 +65,7 @@ class SimulatorState:
             such an environment is put back to qpos0 at rest, as MuJoCo does.
         bad_controls: (num_envs,) int32, evaluations whose controls were not finite and were taken for zeros.
         model: per-environment model quantities.
-        internal: the solver's warm start.
+        internal: the solver's warm start, and how much work it had.
         sim: fingerprint of the simulator that made it.
     """
 
@@ -107,6 +110,8 @@ class Simulator:
         per_env: model quantities that differ between environments, e.g. ("geom_friction",).
         nconmax: contacts kept per environment; None: the model's default.
         rk4_rotation: "munthe-kaas" (MuJoCo 4) or "plain" (MuJoCo 3), see kernels/integrate.py.
+        regroup: on a CPU, whether a step puts simulations side by side whose solvers had similar work in the step
+            before, as `make(..., scheduler="hw", regroup=True)` does. The results are the same bits at the same places.
 
     Raises:
         UnsupportedModelError: the model has features that the kernels lack; all are listed.
@@ -125,6 +130,7 @@ class Simulator:
         per_env: Sequence[str] = (),
         nconmax: int | None = None,
         rk4_rotation: str = "munthe-kaas",
+        regroup: bool = False,
     ):
         validate_batch(num_envs, dtype, threads)
         self.backend = resolve_backend(backend)
@@ -132,7 +138,11 @@ class Simulator:
         self.num_envs, self.dtype, self.per_env = num_envs, jnp.dtype(dtype), tuple(per_env)
         if rk4_rotation not in ROTATION_RULES:
             raise ValueError(f"rk4_rotation: expected one of {ROTATION_RULES}, got {rk4_rotation!r}")
-        self._threads, self._rotation = threads, rk4_rotation
+        if not isinstance(regroup, bool):
+            raise TypeError(f"regroup: expected True or False, got {regroup!r}")
+        if regroup and self.backend != "cpu":
+            raise ValueError(f"regroup: a Simulator regroups on a CPU only, got backend={self.backend!r}")
+        self._threads, self._rotation, self._regroup = threads, rk4_rotation, regroup
         self._defaults = default_model_values(self.model, per_env)
         self._all = physics_fields(self.model)
         if isinstance(fields, str):
@@ -175,6 +185,8 @@ class Simulator:
             "bad_controls": Array(1, "i", "readwrite", scalar=True),
         }
         arrays |= {MODEL_PREFIX + name: Array(int(getattr(m, name).size), "f", "read") for name in self.per_env}
+        if self._regroup and m.npair:
+            arrays[WORK] = Array(1, "i", "readwrite", scalar=True)
         for name in self.fields:
             arrays["field." + name] = Array(prod(self._all[name].shape), self._all[name].dtype, "write")
         return {name: a for name, a in arrays.items() if a.columns > 0}
@@ -203,6 +215,8 @@ class Simulator:
                 for flat, index in enumerate(product(*(range(n) for n in fields[name].shape))):
                     getattr(w.user, "field." + name)[flat] = shown(self.model, fields, w, name, index)
             w.user.contacts_lost[0] = w.user.contacts_lost[0] + w.contacts_lost[0]
+            if WORK in arrays:
+                w.user.work[0] = w.work[0]
             bad = w.diverged[0] != 0
             w.user.diverged[0] = w.user.diverged[0] + to_int(bad)
             if advances:
@@ -213,20 +227,23 @@ class Simulator:
                     w.user.qacc_warmstart[i] = where(bad, 0.0, w.qacc_warmstart[i])
 
         observe = [contact_forces.rne_post_constraint] if "cfrc_ext" in self.fields else []
-        physics = counting_lost_contacts(kernels, self.model)
+        physics = counting_work(counting_lost_contacts(kernels, self.model), self.model)
         return Stream((make("load", load), *physics, *observe, make("store", store)), fields, arrays, self._view)
 
     @functools.cached_property
     def _step_program(self) -> Program:
-        return self._compile("step", lambda: self._stream(step.physics_step(self.model, self._rotation), advances=True))
+        schedule = Schedule("hw", regroup=True) if self._regroup else None
+        return self._compile(
+            "step", lambda: self._stream(step.physics_step(self.model, self._rotation), advances=True), schedule
+        )
 
     @functools.cached_property
     def _forward_program(self) -> Program:
         return self._compile("forward", lambda: self._stream(step.forward(self.model), advances=False))
 
-    def _compile(self, kind: str, make_stream: Callable[[], Stream]) -> Program:
-        identity = f"{kind} {self._rotation} {self.model.fingerprint} {self.fields} {self.per_env}"
-        return program.compile_stream(make_stream, self.backend, self.dtype.name, self._threads, identity)
+    def _compile(self, kind: str, make_stream: Callable[[], Stream], schedule: Schedule | None = None) -> Program:
+        identity = f"{kind} {self._rotation} {self.model.fingerprint} {self.fields} {self.per_env} {self._regroup}"
+        return program.compile_stream(make_stream, self.backend, self.dtype.name, self._threads, identity, schedule)
 
     # -- public operations -------------------------------------------------------------------------------------------
 
@@ -264,7 +281,7 @@ class Simulator:
             diverged=counter,
             bad_controls=counter,
             model=values,
-            internal={"qacc_warmstart": jnp.zeros((n, m.nv), self.dtype)},
+            internal={"qacc_warmstart": jnp.zeros((n, m.nv), self.dtype), WORK: counter},
             sim=self.fingerprint,
         )
         return self.forward(varying_alike(state), ctrl)
@@ -318,5 +335,5 @@ class Simulator:
         return state.replace(
             **{name: new.get(name, getattr(state, name)) for name in _CARRIED if name != "qacc_warmstart"},
             fields={name: new["field." + name].reshape(value.shape) for name, value in state.fields.items()},
-            internal={"qacc_warmstart": new.get("qacc_warmstart", state.internal["qacc_warmstart"])},
+            internal={name: new.get(name, value) for name, value in state.internal.items()},
         )

@@ -57,7 +57,7 @@ class Schedule:
             raise ValueError(f"envs_per_task: expected 0 or a multiple of 32, got {self.envs_per_task}")
         if self.policy not in POLICIES:
             raise ValueError(f"policy: expected one of {POLICIES}, got {self.policy!r}")
-        if self.regroup not in (None, True, False):
+        if not (self.regroup is None or isinstance(self.regroup, bool)):
             raise TypeError(f"regroup: expected True, False or None, got {self.regroup!r}")
 
 

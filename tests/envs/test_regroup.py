@@ -9,6 +9,7 @@ from orders import assert_same
 import brax_concurrent as bc
 from brax_concurrent.backends.cpu_run import run_program
 from brax_concurrent.envs.program import tile_program
+from brax_concurrent.envs.task import ASSETS
 from brax_concurrent.scheduler.hw_tiles import compile_hw
 from brax_concurrent.scheduler.serial import compile_serial
 from brax_concurrent.training.measure import random_actions
@@ -93,3 +94,33 @@ def test_rollouts_are_fused_unless_environments_are_regrouped(regroup):
     batch = bc.rollout(env, policy, policy.init(KEY, env), env.reset(KEY), KEY, 3)
     assert batch.obs.shape[:2] == (3, 40)
     assert ("rollout" in {kind for kind, *_ in env._programs}) == (regroup is None)
+
+
+def test_a_simulators_steps_are_regrouped_by_the_last_ones_work():
+    path = ASSETS / "walker2d.xml"
+    sims = [bc.Simulator(path, 300, ("ncon",), backend="cpu", regroup=regroup) for regroup in (True, False)]
+    rng = np.random.default_rng(0)
+    qpos = np.asarray(sims[0].model.qpos0) + rng.uniform(-0.3, 0.3, (300, sims[0].model.nq))
+    states = [sim.reset_to(qpos.astype(np.float32), np.zeros((300, sim.model.nv), np.float32)) for sim in sims]
+    for _ in range(30):
+        ctrl = rng.uniform(-1, 1, (300, 6)).astype(np.float32)
+        states = [sim.step(state, ctrl) for sim, state in zip(sims, states, strict=True)]
+    work = [state.internal.pop("work") for state in states]
+    assert_same(*map(leaves, states))
+    assert len(set(np.asarray(work[0]).tolist())) > 3
+    assert not np.asarray(work[1]).any()
+
+
+MJCF = "<mujoco><worldbody><body><joint/><geom size='1'/></body></worldbody></mujoco>"
+
+
+def test_a_simulator_without_contacts_has_nothing_to_regroup():
+    sim = bc.Simulator(
+        "<mujoco><worldbody><body><joint/><geom size='1'/></body></worldbody></mujoco>", 70, regroup=True
+    )
+    assert np.asarray(sim.step(sim.reset()).qpos).shape == (70, 1)
+
+
+def test_what_a_simulator_cannot_regroup_is_said():
+    with pytest.raises(TypeError, match="regroup: expected True or False, got 1"):
+        bc.Simulator(ASSETS / "walker2d.xml", 4, regroup=1)
