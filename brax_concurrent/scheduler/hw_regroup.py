@@ -33,13 +33,15 @@ def deal(work: int, first_env: int, envs: int, order: int) -> None:
         envs: how many they have, at least 1.
         order: address of int32 for all lanes of the tiles; those without an environment get one that another lane has.
     """
-    starts, own = stack_bytes(_BUCKET_BYTES), work + 4 * first_env
-    fill_bytes(starts, 0, _BUCKET_BYTES)
+    starts, own, most = stack_bytes(_BUCKET_BYTES), work + 4 * first_env, 0
+    for env in range(envs):
+        most = max(most, _bucket(load_i32(own + 4 * env)))
+    fill_bytes(starts, 0, WORD * (most + 1))
     for env in range(envs):
         cell = starts + WORD * _bucket(load_i32(own + 4 * env))
         store_i64(cell, load_i64(cell) + 1)
     start = 0
-    for bucket in range(_BUCKETS):
+    for bucket in range(most, -1, -1):
         count = load_i64(starts + WORD * bucket)
         store_i64(starts + WORD * bucket, start)
         start += count
@@ -54,4 +56,4 @@ def deal(work: int, first_env: int, envs: int, order: int) -> None:
 
 @njit(nogil=True)
 def _bucket(work: int) -> int:
-    return _BUCKETS - 1 - min(max(work, 0), _BUCKETS - 1)
+    return min(max(work, 0), _BUCKETS - 1)
