@@ -114,11 +114,16 @@ def append(
         **provenance(backend),
     }
     validate(record)
-    folder = Path(directory or os.environ.get("BRAX_CONCURRENT_RECORDS") or ROOT / "benchmarks")
-    folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / f"{bench}.jsonl", "a") as file:
+    where = folder(directory)
+    where.mkdir(parents=True, exist_ok=True)
+    with open(where / f"{bench}.jsonl", "a") as file:
         file.write(json.dumps(record, allow_nan=False) + "\n")
     return record
+
+
+def folder(directory: str | os.PathLike[str] | None = None) -> Path:
+    """Where records go: `directory`, else $BRAX_CONCURRENT_RECORDS, else benchmarks/."""
+    return Path(directory or os.environ.get("BRAX_CONCURRENT_RECORDS") or ROOT / "benchmarks")
 
 
 def summary(samples: Sequence[float]) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """Physics steps per second on the CPU: this engine against MuJoCo C's multi-threaded batch stepping, in one run.
 
 Both step the same model (options, integrator and all) from the same states with the same controls, on the same number
-of threads, turn and turn about; ours ten times one after another, since it is that much faster. It is measured twice,
+of threads, turn and turn about, each after an untimed run; ours ten times one after another, since it is that much
+faster. It is measured twice,
 in program order and with simulations regrouped by their solvers' work. Before timing, all take the same five steps and
 the results are compared.
 
@@ -35,7 +36,7 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--robots", nargs="+", default=ROBOTS, choices=ROBOTS)
     parser.add_argument("--num-envs", type=int, default=1024)
-    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--solver", choices=("file", "newton"), default="newton", help="of MuJoCo; ours is Newton")
     return parser.parse_args()
@@ -98,14 +99,15 @@ def measure(robot: str, arguments: argparse.Namespace) -> None:
         for _ in range(arguments.repeats):
             ctrl = controls(mj, rng, num_envs, steps)
             ctrl64 = ctrl.astype(np.float64)
+            roll.rollout(mj, datas, states, ctrl64)
             begin = time.perf_counter()
             roll.rollout(mj, datas, states, ctrl64)
             rates.append(num_envs * steps / (time.perf_counter() - begin))
             for way in ways.values():
                 way.sample(ctrl)
-    if not np.array_equal(ways["serial"].after, ways["hw"].after):
+    if not all(np.array_equal(*pair) for pair in zip(ways["serial"].ends, ways["hw"].ends, strict=True)):
         raise RuntimeError(f"{robot}: regrouped simulations end in another state")
-    report(robot, arguments, rates, ways, np.abs(ways["serial"].after - expected).max(1))
+    report(robot, arguments, rates, ways, np.abs(ways["serial"].ends[0] - expected).max(1))
 
 
 class Ours:
@@ -113,7 +115,7 @@ class Ours:
 
     Attributes:
         compile_seconds: until the first steps were taken.
-        after: (num_envs, nq) positions after the steps of `few`.
+        ends: positions (num_envs, nq) and velocities (num_envs, nv) after the steps of `few`, and after each sample.
         rates: of each sample, physics steps per second.
     """
 
@@ -124,17 +126,22 @@ class Ours:
         sim = Simulator(mj, arguments.num_envs, threads=arguments.threads, regroup=regroup)
         qpos, qvel = split_state(mj, states)
         self._advance, self._state = ours(sim), sim.reset_to(qpos.astype(np.float32), qvel.astype(np.float32))
-        self.after = np.asarray(self._advance(self._state, few.swapaxes(0, 1)).qpos)
+        self.ends: list[np.ndarray] = []
+        self._run(few.swapaxes(0, 1), 1)
         self.compile_seconds = time.perf_counter() - start
         self.rates: list[float] = []
+
+    def _run(self, ctrl: Any, times: int) -> None:
+        for _ in range(times):
+            end = jax.block_until_ready(self._advance(self._state, ctrl))
+        self.ends += [np.asarray(end.qpos), np.asarray(end.qvel)]
 
     def sample(self, ctrl: np.ndarray) -> None:
         """Take the steps of (num_envs, steps, nu) controls ten times, each time from the first state."""
         inputs = jax.numpy.asarray(ctrl.swapaxes(0, 1))
-        jax.block_until_ready(self._advance(self._state, inputs))
+        self._run(inputs, 1)
         begin = time.perf_counter()
-        for _ in range(TIMES):
-            jax.block_until_ready(self._advance(self._state, inputs))
+        self._run(inputs, TIMES)
         self.rates.append(TIMES * ctrl.shape[0] * ctrl.shape[1] / (time.perf_counter() - begin))
 
 

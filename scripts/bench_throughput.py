@@ -19,7 +19,6 @@ import os
 import statistics
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import _records
@@ -27,6 +26,7 @@ import peers
 from peers import CannotRunError, Prepared
 
 import brax_concurrent as bc
+from brax_concurrent.cli.common import python_value
 from brax_concurrent.envs.arrays import GRANULARITIES, resolve_backend
 from brax_concurrent.scheduler.schedule import SCHEDULERS, schedulers_on
 from brax_concurrent.training.measure import Timing
@@ -81,8 +81,7 @@ def setting(text: str) -> tuple[str, Any]:
     name, equals, value = text.partition("=")
     if not (name.isidentifier() and equals and value):
         raise argparse.ArgumentTypeError(f"expected ARGUMENT=VALUE, got {text!r}")
-    words = {"True": True, "False": False, "None": None}
-    return name, words.get(value, int(value) if value.isdecimal() else value)
+    return name, python_value(value)
 
 
 def chosen_peers(names: list[str]) -> list[peers.Peer]:
@@ -213,8 +212,9 @@ def draw(backend: str) -> None:
         return
     import plot_throughput
 
-    folder = Path(os.environ.get("OUT") or _records.ROOT / "benchmarks")
-    plot_throughput.draw(folder / "throughput.jsonl", backend, folder / "throughput.png")
+    folder = _records.folder(os.environ.get("OUT"))
+    picture = "throughput.png" if backend == "cuda" else f"throughput-{backend}.png"
+    plot_throughput.draw(folder / "throughput.jsonl", backend, folder / picture)
 
 
 def main(arguments: list[str] | None = None) -> int:

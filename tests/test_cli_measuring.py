@@ -110,11 +110,23 @@ def test_bench_hands_settings_to_make_but_for_serial(made_up, monkeypatch):
         "make",
         lambda name, num_envs, **rest: given.append(rest) or make(name, num_envs),
     )
-    run("bench", "grasp", "--scheduler", "other", "serial", "--set", "window=8", "--set", "order=new")
+    run(
+        "bench",
+        "grasp",
+        "--scheduler",
+        "other",
+        "serial",
+        "--set",
+        "window=8",
+        "--set",
+        "order=new",
+        "--set",
+        "regroup=True",
+    )
     place = {"granularity": "step", "backend": "auto", "threads": 0}
     assert given == [
         {"scheduler": "serial", **place},
-        {"scheduler": "other", "window": 8, "order": "new", **place},
+        {"scheduler": "other", "window": 8, "order": "new", "regroup": True, **place},
     ]
 
 
@@ -198,11 +210,12 @@ def test_tune_says_what_is_within_the_spread_and_takes_the_simplest_of_it(capsys
     monkeypatch.setattr(tuned, "remember", lambda *_: None)
     assert run("tune", "grasp", "--num-envs", 32, "--repeats", 4) == 0
     _, _, _, *table, told, taken, remembered = rows(capsys.readouterr().out)
-    assert [row[:-1] for row in table[:4]] == [
+    assert [row[:-1] for row in table[:5]] == [
         ["sw", "step", "32", "115", "8.7%", "1.00x", "4 of 4"],
         ["sw", "step", "8", "115", "8.7%", "1.00x", "4 of 4"],
         ["serial", "stage", "95", "52.6%", "0.83x", "1 of 4"],
-        ["hw", "stage", "65", "30.8%", "0.57x", "0 of 4"],
+        ["hw", "stage", "False", "65", "30.8%", "0.57x", "0 of 4"],
+        ["hw", "stage", "True", "65", "30.8%", "0.57x", "0 of 4"],
     ]
     assert told == ["3 do not differ by more than the spread: the first, and those as fast in 1 turn of 4"]
     assert taken == ["simplest of these: make('grasp', 32, scheduler='serial', granularity='stage')"]

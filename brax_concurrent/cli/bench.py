@@ -11,7 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from brax_concurrent import __version__
-from brax_concurrent.cli.common import FAILED, OK, CommandError, add_place, add_settings, at_least, wrong_arguments
+from brax_concurrent.cli.common import (
+    FAILED,
+    OK,
+    CommandError,
+    add_place,
+    add_settings,
+    at_least,
+    python_value,
+    wrong_arguments,
+)
 
 ALL = "all"
 _HEAD = ("robot", "scheduler", "granularity", "envs", "env steps/s", "spread", "to serial", "compiled")
@@ -33,16 +42,12 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--num-envs", nargs="+", default=[4096], help="environments (default 4096)", **number)
     parser.add_argument("--scheduler", nargs="+", metavar="NAME", help="see the documentation of make (default: each)")
     parser.add_argument("--granularity", nargs="+", default=["step"], metavar="NAME", help="default step")
-    add_settings(parser, "another argument of make, for all schedulers but serial", _number_or_text)
+    add_settings(parser, "another argument of make, for all schedulers but serial", python_value)
     parser.add_argument("--steps", help="control steps of a timing (default: as many as take a while)", **number)
     parser.add_argument("--repeats", default=5, help="timings (default 5)", **number)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results, with all timings")
     add_place(parser)
     parser.set_defaults(run=run)
-
-
-def _number_or_text(value: str) -> int | str:
-    return int(value) if value.isdecimal() else value
 
 
 @dataclass(frozen=True)

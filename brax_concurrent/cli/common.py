@@ -38,6 +38,12 @@ def add_place(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", type=at_least(0), default=0, metavar="N", help="CPU threads at most; 0: all cores")
 
 
+def python_value(text: str) -> bool | int | str | None:
+    """What a setting's text means: a whole number, True, False or None, or itself."""
+    words = {"True": True, "False": False, "None": None}
+    return words.get(text, int(text) if text.isdecimal() else text)
+
+
 def add_settings(parser: argparse.ArgumentParser, meaning: str, convert: Callable[[str], Any]) -> None:
     """The option --set ARGUMENT=VALUE, which may be repeated: pairs of a name and what `convert` makes of the text."""
 

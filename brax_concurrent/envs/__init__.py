@@ -86,7 +86,8 @@ def make(
         streams: CUDA streams of "sw", 1 to 16, default 8.
         envs_per_task: environments of one task on CUDA, a multiple of 32; 0: all ("hw": by their number). CPU: 32.
         policy, regroup: of "hw", which ready task runs first, and whether environments with similar work are put
-            side by side (they keep their places in all arrays); see scheduler/schedule.py.
+            side by side (they keep their places in all arrays); see scheduler/schedule.py. With regroup=True "auto" is
+            "hw".
         dtype: "float32", or "float64" (with `jax_enable_x64`). autoreset: whether `step` resets environments that
             ended, each to a fresh random state.
         threads: CPU threads at most; 0: all cores.
@@ -134,8 +135,11 @@ def _check_nothing_beside_a_dict(num_envs: int, task_arguments: Iterable[str]) -
 def _one_schedule(common: Mapping[str, Any]) -> dict[str, Any]:
     """The schedule of all robots of a batch, where it is not said: not what is best for one of them."""
     chosen = {name: getattr(Schedule, name) for name in ("window", "streams", "envs_per_task") if common[name] is None}
+    on_gpu = resolve_backend(common["backend"]) == "cuda"
     if common["scheduler"] == "auto":
-        chosen["scheduler"] = "sw" if resolve_backend(common["backend"]) == "cuda" else "serial"
+        chosen["scheduler"] = "hw" if common["regroup"] is True else "sw" if on_gpu else "serial"
+    if common["regroup"] is None and not on_gpu:
+        chosen["regroup"] = False
     return chosen
 
 

@@ -34,6 +34,7 @@ from brax_concurrent.envs.trace import Tracer, write_trace
 from brax_concurrent.interop.jax_ffi import Program
 from brax_concurrent.kernels.layout import MODEL_PREFIX
 from brax_concurrent.kernels.model import Model, load_model
+from brax_concurrent.scheduler.schedule import check_regroup
 from brax_concurrent.scheduler.serial import TileProgram
 from brax_concurrent.scheduler.trace import Timeline
 
@@ -147,6 +148,9 @@ class Env:
         """Take the scheduler and its settings that are asked for; for "auto" what was measured best here."""
         setting: dict[str, Any] = {"dtype": self.dtype.name, "threads": self._threads, "per_env": per_env}
         self._situation = tuned.situation(self.task, self.model, self.num_envs, backend=self.backend, **setting)
+        check_regroup(asked["regroup"])
+        if asked["regroup"] and asked["scheduler"] == "auto":
+            asked = {**asked, "scheduler": "hw"}
         chosen = tuned.recall(asked, self._situation)
         scheduler, granularity = chosen.pop("scheduler"), chosen.pop("granularity")
         knobs = {name: value for name, value in chosen.items() if value is not None}

@@ -110,8 +110,8 @@ class Simulator:
         per_env: model quantities that differ between environments, e.g. ("geom_friction",).
         nconmax: contacts kept per environment; None: the model's default.
         rk4_rotation: "munthe-kaas" (MuJoCo 4) or "plain" (MuJoCo 3), see kernels/integrate.py.
-        regroup: on a CPU, whether a step puts simulations side by side whose solvers had similar work in the step
-            before, as `make(..., scheduler="hw", regroup=True)` does. The results are the same bits at the same places.
+        regroup: on a CPU, whether a step puts simulations side by side whose solvers had similar work before, as
+            `make(..., scheduler="hw", regroup=True)` does. The results are the same bits at the same places.
 
     Raises:
         UnsupportedModelError: the model has features that the kernels lack; all are listed.
@@ -329,7 +329,7 @@ class Simulator:
             )
             given[name] = array.reshape(n, -1)
         carried = {name: getattr(state, name) for name in _CARRIED if name != "qacc_warmstart"}
-        carried |= {**state.internal, **given}
+        carried |= {WORK: jnp.zeros(n, jnp.int32), **state.internal, **given}
         carried |= {MODEL_PREFIX + name: value.reshape(n, -1) for name, value in state.model.items()}
         new = run(native, carried, n)
         return state.replace(

@@ -32,8 +32,9 @@ class Schedule:
             256; 0: by the number of environments.
         policy: which of the ready tasks "hw" runs first: "oldest", "same_kernel" (the kernel that this worker ran
             before, whose instructions are at hand) or "depth_first" (a tile that was begun before others).
-        regroup: whether "hw" puts environments of similar work into the same tiles where there are many tiles. None:
-            on a GPU robots whose code is large, for which it was measured to pay; on a CPU none.
+        regroup: whether "hw" puts environments of similar work into the same tiles; on a GPU only where there are many
+            tiles. None: on a GPU robots whose code is large, for which it was measured to pay; on a CPU none. True is
+            for "hw" only.
 
     Raises:
         TypeError, ValueError: naming the argument.
@@ -57,8 +58,15 @@ class Schedule:
             raise ValueError(f"envs_per_task: expected 0 or a multiple of 32, got {self.envs_per_task}")
         if self.policy not in POLICIES:
             raise ValueError(f"policy: expected one of {POLICIES}, got {self.policy!r}")
-        if not (self.regroup is None or isinstance(self.regroup, bool)):
-            raise TypeError(f"regroup: expected True, False or None, got {self.regroup!r}")
+        check_regroup(self.regroup)
+        if self.regroup and self.scheduler != "hw":
+            raise ValueError(f"regroup: only scheduler='hw' regroups environments, got {self.scheduler!r}")
+
+
+def check_regroup(value: Any) -> None:
+    """TypeError unless it is True, False or None."""
+    if not (value is None or isinstance(value, bool)):
+        raise TypeError(f"regroup: expected True, False or None, got {value!r}")
 
 
 def whole(name: str, value: Any) -> int:

@@ -72,8 +72,8 @@ def rollout(
         fused: whether the policy is a kernel of the environment's stream. Then nobody waits between the steps for the
             slowest environment, and each tile of 32 goes on by itself. For an `MlpPolicy` and one robot, without a
             window or a CUDA graph, and without `trace`. The same normal numbers are drawn either way, so the results
-            are the same up to the rounding of the policy's arithmetic. None: where the scheduler is "hw" and the rest
-            allows it, but not where a CPU regroups environments, which it does between control steps.
+            are the same up to the rounding of the policy's arithmetic. On a CPU it does not regroup environments. None:
+            where the scheduler is "hw" and the rest allows it.
         applied: makes of the policy's action the one that the environment gets, such as a clipped one, where the
             batch is to keep the policy's own, which `log_prob` is of. Hashable and traceable. None: it gets the
             policy's own.
@@ -113,8 +113,7 @@ def _is_fused(env: Env | MixedEnv, policy: Policy, fused: bool | None, applied: 
     elif env.scheduler in ("sw", "graph"):
         hindrance = f"scheduler {env.scheduler!r}, which puts one control step in order"
     else:
-        regrouped = env.backend == "cpu" and env.schedule.regroup is True
-        return env.scheduler == "hw" and not regrouped if fused is None else fused
+        return env.scheduler == "hw" if fused is None else fused
     if fused:
         raise ValueError(f"fused: not with {hindrance}")
     return False

@@ -75,7 +75,7 @@ def tune(
 
     The fastest has the highest median. Candidates that were at least as fast as it in a quarter of the turns are within
     the spread of the timings; the simplest of them is taken, so that noise does not choose: serial before sw, hw and
-    graph, then the granularity and window that `make` takes by itself.
+    graph, then the granularity, window and (on a CPU) `regroup` that `make` takes by itself.
 
     Args:
         name: one of `list_envs()`, or a Task. Robots of a mixed batch are tuned one by one.
@@ -113,7 +113,7 @@ def candidate_settings(backend: str, asked: Mapping[str, Any]) -> Iterator[dict[
         backend: "cpu" or "cuda".
         asked: arguments of `make`; a setting among them that is neither "auto" nor None is kept to.
     """
-    for scheduler in schedulers_on(backend):
+    for scheduler in ("hw",) if asked.get("regroup") is True else schedulers_on(backend):
         default = resolve_granularity("auto", backend, scheduler)
         granularities = (default, *(name for name in GRANULARITIES if name != default))
         space = {"scheduler": (scheduler,), "granularity": granularities, **_SPACE[backend].get(scheduler, {})}

@@ -8,6 +8,7 @@ from orders import assert_same
 
 import brax_concurrent as bc
 from brax_concurrent.backends.cpu_run import run_program
+from brax_concurrent.envs import tuned
 from brax_concurrent.envs.program import tile_program
 from brax_concurrent.envs.task import ASSETS
 from brax_concurrent.scheduler.hw_tiles import compile_hw
@@ -87,15 +88,6 @@ def test_a_timeline_has_every_task_of_a_regrouped_step(tmp_path):
     assert sorted(rows[:, 0]) == list(range(7 * len(tile_program(env).ops)))
 
 
-@pytest.mark.parametrize("regroup", [True, None])
-def test_rollouts_are_fused_unless_environments_are_regrouped(regroup):
-    env = bc.make("grasp", 40, backend="cpu", scheduler="hw", regroup=regroup)
-    policy = bc.MlpPolicy((8,))
-    batch = bc.rollout(env, policy, policy.init(KEY, env), env.reset(KEY), KEY, 3)
-    assert batch.obs.shape[:2] == (3, 40)
-    assert ("rollout" in {kind for kind, *_ in env._programs}) == (regroup is None)
-
-
 def test_a_simulators_steps_are_regrouped_by_the_last_ones_work():
     path = ASSETS / "walker2d.xml"
     sims = [bc.Simulator(path, 300, ("ncon",), backend="cpu", regroup=regroup) for regroup in (True, False)]
@@ -124,3 +116,32 @@ def test_a_simulator_without_contacts_has_nothing_to_regroup():
 def test_what_a_simulator_cannot_regroup_is_said():
     with pytest.raises(TypeError, match="regroup: expected True or False, got 1"):
         bc.Simulator(ASSETS / "walker2d.xml", 4, regroup=1)
+
+
+def test_only_hw_regroups():
+    assert bc.make("grasp", 4, regroup=True).scheduler == "hw"
+    assert bc.make({"grasp": 4}, regroup=True).envs["grasp"].scheduler == "hw"
+    with pytest.raises(ValueError, match="regroup: only scheduler='hw' regroups environments, got 'sw'"):
+        bc.make("grasp", 4, scheduler="sw", regroup=True)
+
+
+def test_what_regroup_cannot_be_is_said_whatever_was_tuned(monkeypatch):
+    monkeypatch.setattr(
+        tuned,
+        "_candidates",
+        lambda where: [{"settings": {"scheduler": "hw", "granularity": "stage", "regroup": True}, "rates": [1.0]}],
+    )
+    assert bc.make("grasp", 64).schedule.regroup is True
+    for value in (1, np.True_, "auto", np.array([True, False])):
+        with pytest.raises(TypeError, match="regroup: expected True, False or None, got "):
+            bc.make("grasp", 64, regroup=value)
+    assert {
+        env.schedule.regroup for env in bc.make({"grasp": 64, "halfcheetah": 64}, scheduler="hw").envs.values()
+    } == {False}
+
+
+def test_a_simulators_state_may_lack_the_work():
+    sim = bc.Simulator(ASSETS / "walker2d.xml", 40, regroup=True)
+    state = sim.reset()
+    old = state.replace(internal={"qacc_warmstart": state.internal["qacc_warmstart"]})
+    assert_same(leaves(sim.step(old).qpos), leaves(sim.step(state).qpos))

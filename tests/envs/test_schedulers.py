@@ -89,12 +89,20 @@ def test_a_timeout_that_cannot_be_is_refused_when_the_environment_is_made(monkey
 
 
 def test_robots_of_a_batch_get_one_schedule_whatever_was_tuned(monkeypatch):
-    said = {"scheduler": "auto", "window": None, "streams": 3, "envs_per_task": None, "backend": "auto"}
+    said = {
+        "scheduler": "auto",
+        "window": None,
+        "streams": 3,
+        "envs_per_task": None,
+        "regroup": None,
+        "backend": "auto",
+    }
     monkeypatch.setattr(bc.envs, "resolve_backend", lambda backend: "cuda")
     chosen = {**said, **bc.envs._one_schedule(said)}
-    assert chosen == {"scheduler": "sw", "window": 32, "streams": 3, "envs_per_task": 0, "backend": "auto"}
+    assert chosen == {**said, "scheduler": "sw", "window": 32, "envs_per_task": 0}
     monkeypatch.setattr(bc.envs, "resolve_backend", lambda backend: "cpu")
-    assert bc.envs._one_schedule(said)["scheduler"] == "serial"
+    assert bc.envs._one_schedule(said) == {"scheduler": "serial", "window": 32, "envs_per_task": 0, "regroup": False}
+    assert bc.envs._one_schedule({**said, "regroup": True})["scheduler"] == "hw"
     assert "scheduler" not in bc.envs._one_schedule({**said, "scheduler": "graph"})
 
 

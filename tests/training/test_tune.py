@@ -121,6 +121,8 @@ def test_make_regroups_where_that_was_measured_best(monkeypatch, cache):
     assert bc.make("grasp", 64).schedule.regroup is True
     assert bc.make("grasp", 64, regroup=False).schedule == Schedule("hw", regroup=False)
     assert bc.make("grasp", 64, scheduler="serial").schedule.regroup is None
+    found = bc.tune("grasp", 64, regroup=True)
+    assert {(one.settings["scheduler"], one.settings["regroup"]) for one in found.candidates} == {("hw", True)}
 
 
 @pytest.mark.parametrize("damage", [b"", b"{", b"\0" * 100])
