@@ -8,6 +8,7 @@ from orders import assert_same
 
 import brax_concurrent as bc
 from brax_concurrent.backends.cpu_run import run_program
+from brax_concurrent.backends.native import DESC_SCRATCH_BYTES
 from brax_concurrent.envs import tuned
 from brax_concurrent.envs.program import tile_program
 from brax_concurrent.envs.task import ASSETS
@@ -97,6 +98,7 @@ def test_a_simulators_steps_are_regrouped_by_the_last_ones_work():
     for _ in range(30):
         ctrl = rng.uniform(-1, 1, (300, 6)).astype(np.float32)
         states = [sim.step(state, ctrl) for sim, state in zip(sims, states, strict=True)]
+    assert [sim._step_program.desc[DESC_SCRATCH_BYTES] > 0 for sim in sims] == [True, False]  # room for an order
     work = [state.internal.pop("work") for state in states]
     assert_same(*map(leaves, states))
     assert len(set(np.asarray(work[0]).tolist())) > 3

@@ -114,6 +114,26 @@ def test_a_composites_parts_are_regrouped_each_for_itself():
         np.testing.assert_array_equal(found, wanted)
 
 
+def note_arena(arena, buffers, first_env, num_envs):
+    """By environment, what the arena held before; then something else."""
+    for lane in range(32):
+        store_i32(load_i64(buffers + 24) + 4 * load_i32(arena + 64 + 4 * lane), load_i32(arena))
+    store_i32(arena, 5)
+
+
+def test_each_tile_finds_its_arena_poisoned():
+    code = compiled(note_arena, ADDRESSES)
+    footprint = LAYOUT.footprint(writes=("extra",))
+    op = TileOp(TileKernel("note", code.address, "note arena 1", footprint, code))
+    arrays = [np.zeros(300, np.int32) for _ in range(4)]
+    run_program(compile_hw(TileProgram(LAYOUT, (op,), work="work"), threads=1, poison=True), arrays, 300)
+    assert (arrays[3] == -1).all()
+
+
+def test_a_regrouping_program_is_another_one():
+    assert compile_hw(noting()).fingerprint != compile_hw(noting("")).fingerprint
+
+
 @pytest.mark.parametrize("compile_program", [compile_serial, compile_window])
 def test_other_schedulers_refuse_kernels_that_expect_an_order(compile_program):
     with pytest.raises(ValueError, match="program: only compile_hw orders environments by work, as its kernels expect"):
