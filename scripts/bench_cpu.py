@@ -12,7 +12,6 @@ the results are compared.
 from __future__ import annotations
 
 import argparse
-import os
 import time
 from collections.abc import Callable
 from typing import Any
@@ -24,6 +23,7 @@ import mujoco.rollout
 import numpy as np
 from jax import lax
 
+from brax_concurrent.backends.cpu_program import cores
 from brax_concurrent.envs.simulator import Simulator, SimulatorState
 from brax_concurrent.envs.task import ASSETS
 
@@ -36,7 +36,7 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--robots", nargs="+", default=ROBOTS, choices=ROBOTS)
     parser.add_argument("--num-envs", type=int, default=1024)
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--threads", type=int, default=cores())
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--solver", choices=("file", "newton"), default="newton", help="of MuJoCo; ours is Newton")
     return parser.parse_args()

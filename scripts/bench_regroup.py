@@ -24,6 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import brax_concurrent as bc
+from brax_concurrent.backends.cpu_program import cores
 from brax_concurrent.envs.arrays import resolve_backend
 from brax_concurrent.training.measure import random_actions
 
@@ -110,7 +111,7 @@ def _seconds(env: bc.Env, state: Any) -> float:
 def record(robot: str, work: str, way: str, samples: list[float], env: bc.Env, steps: int, ratio: float) -> None:
     """Print and record one way's result."""
     values = _records.summary(samples)
-    threads = {"threads": env._threads or len(os.sched_getaffinity(0))} if env.backend == "cpu" else {}
+    threads = {"threads": env._threads or cores()} if env.backend == "cpu" else {}
     _records.append(
         "dispatch",
         robot,

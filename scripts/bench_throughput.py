@@ -26,7 +26,8 @@ import peers
 from peers import CannotRunError, Prepared
 
 import brax_concurrent as bc
-from brax_concurrent.cli.common import python_value
+from brax_concurrent.backends.cpu_program import cores
+from brax_concurrent.cli.common import setting
 from brax_concurrent.envs.arrays import GRANULARITIES, resolve_backend
 from brax_concurrent.scheduler.schedule import SCHEDULERS, schedulers_on
 from brax_concurrent.training.measure import Timing
@@ -76,14 +77,6 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     return given
 
 
-def setting(text: str) -> tuple[str, Any]:
-    """An argument of `make` for the schedulers that have settings."""
-    name, equals, value = text.partition("=")
-    if not (name.isidentifier() and equals and value):
-        raise argparse.ArgumentTypeError(f"expected ARGUMENT=VALUE, got {text!r}")
-    return name, python_value(value)
-
-
 def chosen_peers(names: list[str]) -> list[peers.Peer]:
     """The peers to measure; of "all" those that are installed, with a line about each of the others."""
     every = peers.all_peers()
@@ -107,7 +100,7 @@ def prepare_ours(
         timing = Timing(bc.make(dict.fromkeys(bc.list_envs(), num_envs), **common, **settings))
     else:
         timing = Timing(bc.make(robot, num_envs, **common, **settings))
-    threads = {"threads": given.threads or len(os.sched_getaffinity(0))} if given.backend == "cpu" else {}
+    threads = {"threads": given.threads or cores()} if given.backend == "cpu" else {}
     detail = {**settings, **threads}
     return Prepared(timing.sample, timing.check, timing.env.num_envs, timing.compile_seconds, detail)
 

@@ -117,6 +117,9 @@ class RowCopier:
             for p in self.plans.values():
                 p.slot = e.b.alloca(e.type(p.dtype), size=p.columns)
                 p.slot.align = 64
+            environments = e.b.alloca(e.env_lane.type)
+        e.b.store(e.env_lane, environments)
+        self._environments = e.b.bitcast(environments, ir.PointerType(I64))
 
     def enter(self, block: Block) -> None:
         for p in self.plans.values():
@@ -161,19 +164,13 @@ class RowCopier:
         with _counted(b, I32(e.lanes)) as lane:
             active = b.trunc(b.lshr(bits, b.trunc(lane, bits.type) if e.lanes < 32 else lane), ir.IntType(1))
             with b.if_then(ir.IntType(1)(1) if into_lanes else active):
-                row = b.gep(rows, [b.mul(self._environment(lane), I64(p.columns))])
+                env = b.load(b.gep(self._environments, [lane]))
+                row = b.gep(rows, [b.mul(env, I64(p.columns))])
                 with _counted(b, I32(p.columns)) as column:
                     element = b.gep(row, [column])
                     place = b.gep(lanes, [b.add(b.mul(column, I32(e.lanes)), lane)])
                     source, target = (element, place) if into_lanes else (place, element)
                     b.store(b.load(source, align=self._size(p)), target, align=self._size(p))
-
-    def _environment(self, lane: Any) -> Any:
-        e, b = self.e, self.e.b
-        if e.order is not None:
-            return b.sext(b.load(b.gep(e.order, [lane]), align=4), I64)
-        env = b.add(e.env, b.zext(lane, I64))
-        return b.select(b.icmp_signed("<", env, e.num_envs), env, b.sub(e.num_envs, I64(1)))
 
 
 class _counted:  # noqa: N801  # a context manager

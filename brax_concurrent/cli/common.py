@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -46,14 +47,16 @@ def python_value(text: str) -> bool | int | str | None:
 
 def add_settings(parser: argparse.ArgumentParser, meaning: str, convert: Callable[[str], Any]) -> None:
     """The option --set ARGUMENT=VALUE, which may be repeated: pairs of a name and what `convert` makes of the text."""
+    kind = functools.partial(setting, convert=convert)
+    parser.add_argument("--set", type=kind, action="append", default=[], metavar="ARGUMENT=VALUE", help=meaning)
 
-    def setting(text: str) -> tuple[str, Any]:
-        name, equals, value = text.partition("=")
-        if not (name.isidentifier() and equals and value):
-            raise argparse.ArgumentTypeError(f"expected ARGUMENT=VALUE, got {text!r}")
-        return name, convert(value)
 
-    parser.add_argument("--set", type=setting, action="append", default=[], metavar="ARGUMENT=VALUE", help=meaning)
+def setting(text: str, convert: Callable[[str], Any] = python_value) -> tuple[str, Any]:
+    """The name, and what `convert` makes of the value, of ARGUMENT=VALUE."""
+    name, equals, value = text.partition("=")
+    if not (name.isidentifier() and equals and value):
+        raise argparse.ArgumentTypeError(f"expected ARGUMENT=VALUE, got {text!r}")
+    return name, convert(value)
 
 
 def at_least(low: int) -> Callable[[str], int]:

@@ -26,7 +26,7 @@ from brax_concurrent.envs.own_kernels import OwnTask
 from brax_concurrent.envs.own_task import Task
 from brax_concurrent.envs.policy import MlpPolicy, key_words
 from brax_concurrent.envs.policy_kernel import KEPT, rollout_stream
-from brax_concurrent.envs.program import compile_env
+from brax_concurrent.envs.program import compile_env, scheduled_tiles
 from brax_concurrent.envs.state import State
 from brax_concurrent.envs.stream import Stream, StreamBuilder
 from brax_concurrent.envs.task import KernelTask
@@ -93,7 +93,7 @@ class Env:
         self._choose(asked, per_env, policy)
         self._builder = StreamBuilder(self.task, self.model, per_env, autoreset)
         self.per_env = tuple(per_env)
-        self.tile_programs: dict[tuple[Any, ...], TileProgram] = {}  # filled by envs/program.py, by kind and more
+        self.tile_programs: dict[tuple[Any, ...], TileProgram] = {}  # filled by envs/program.py
         self._programs: dict[tuple[str, MlpPolicy | None, int], Program] = {}
         self._tracer = tracer
 
@@ -170,13 +170,10 @@ class Env:
         if key not in self._programs:
             program = compile_env(self, kind, policy, length)
             if kind == "control_step" and self._tracer is not None:
-                program = self._tracer.attach(program, self.num_envs, self._tiles(kind))
+                tiles = scheduled_tiles(self, kind) if self.backend == "cpu" else None
+                program = self._tracer.attach(program, self.num_envs, tiles)
             self._programs[key] = program
         return self._programs[key]
-
-    def _tiles(self, kind: str) -> TileProgram | None:
-        """What a program was made of on the CPU."""
-        return next((tiles for (of, *_), tiles in self.tile_programs.items() if of == kind), None)
 
     def stream(
         self, kind: str, policy: MlpPolicy | None = None, split: bool = False

@@ -117,7 +117,7 @@ def compile_env(env: Env, kind: str, policy: MlpPolicy | None = None, steps: int
     if kind == "rollout":
         return compile_serial(replace(tile_program(env, kind, policy), steps=steps), threads=env._threads)
     if env.backend == "cpu":
-        return _scheduled(_scheduled_tiles(env, kind), env._threads, env.schedule)
+        return _scheduled(scheduled_tiles(env, kind), env._threads, env.schedule)
     make_stream, identity = env.stream(kind)
     # What is done once in an episode is not worth a dispatcher of its own.
     schedule = env.schedule if env.scheduler != "hw" or kind == "control_step" else Schedule()
@@ -160,10 +160,11 @@ def _dispatch_mixed(parts: Sequence[tuple[str, Env, float]], kind: str) -> CudaP
 
 def tile_composite(parts: Sequence[tuple[str, Env, float]], kind: str) -> TileComposite:
     """A stream of several environments on the CPU as schedulers see it; `parts` and `kind` as for compile_mixed."""
-    return TileComposite(tuple(TilePart(name, _scheduled_tiles(env, kind), env.num_envs) for name, env, _ in parts))
+    return TileComposite(tuple(TilePart(name, scheduled_tiles(env, kind), env.num_envs) for name, env, _ in parts))
 
 
-def _scheduled_tiles(env: Env, kind: str) -> TileProgram:
+def scheduled_tiles(env: Env, kind: str) -> TileProgram:
+    """What an environment's program is made of on the CPU: `tile_program` with kernels as its schedule needs them."""
     return tile_program(env, kind, grouped=kind == "control_step" and _groups(env.schedule))
 
 

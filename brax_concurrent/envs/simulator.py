@@ -329,7 +329,9 @@ class Simulator:
             )
             given[name] = array.reshape(n, -1)
         carried = {name: getattr(state, name) for name in _CARRIED if name != "qacc_warmstart"}
-        carried |= {WORK: jnp.zeros(n, jnp.int32), **state.internal, **given}
+        carried |= {**state.internal, **given}
+        if WORK not in carried:  # a state of an older version
+            carried[WORK] = jnp.zeros(n, jnp.int32)
         carried |= {MODEL_PREFIX + name: value.reshape(n, -1) for name, value in state.model.items()}
         new = run(native, carried, n)
         return state.replace(

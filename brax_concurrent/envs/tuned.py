@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -18,6 +17,7 @@ import jax
 
 from brax_concurrent import __version__
 from brax_concurrent.backends import cpu
+from brax_concurrent.backends.cpu_program import cores
 from brax_concurrent.backends.objects import ObjectCache
 from brax_concurrent.envs.arrays import GRANULARITIES
 from brax_concurrent.envs.task import KernelTask
@@ -47,7 +47,7 @@ def situation(
         "robot": [task.name, task.frame_skip, model.fingerprint],
         "num_envs": 1 << round(math.log2(num_envs)),
         "device": cpu.target() if on_cpu else jax.local_devices(backend="gpu")[0].device_kind,
-        "threads": (threads or _processors()) if on_cpu else 0,
+        "threads": (threads or cores()) if on_cpu else 0,
         "dtype": dtype,
         "per_env": sorted(per_env),
         "version": __version__,
@@ -117,7 +117,3 @@ def _candidates(where: Mapping[str, Any]) -> list[Any]:
 
 def _key(where: Mapping[str, Any]) -> str:
     return "t" + hashlib.sha256(json.dumps([_FORMAT, where], sort_keys=True).encode()).hexdigest()[:40]
-
-
-def _processors() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

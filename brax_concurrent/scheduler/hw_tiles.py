@@ -214,7 +214,7 @@ def _run_regrouped(desc: int, state: int, own: int, plan: int) -> bool:
     for place in range(tiles):
         _poison(program, load_i64(arenas))
         copy_bytes(environments, environments + ORDER_BYTES * (1 + place), ORDER_BYTES)
-        if not _run_tasks(desc, state, own, order, stop, place, arenas - WORD * place):
+        if not _run_tasks(desc, state, own, order, stop, place, arenas):
             return False
     return True
 
@@ -229,7 +229,7 @@ def _poison(program: int, arena: int) -> None:
 def _run_tasks(desc: int, state: int, own: int, order: int, stop: int, first_place: int, arenas: int) -> bool:
     """Run the tasks of an order, from the address `order` to `stop`; False if the run is over.
 
-    The order counts the group's tiles from `first_place` on. `arenas` has an address for each of the group's tiles.
+    The order counts the group's tiles from `first_place` on; `arenas` has an arena's address for each of these.
     """
     program, part = load_i64(own + WORD * OWN_DESC), load_i64(own + WORD * OWN_PART)
     lane = load_i64(own + WORD * OWN_LANE)
@@ -241,12 +241,12 @@ def _run_tasks(desc: int, state: int, own: int, order: int, stop: int, first_pla
     while order != stop:
         word = load_i64(order)
         order += WORD
-        op, place = word >> TILE_BITS, first_place + (word & ((1 << TILE_BITS) - 1))
+        op, own_place = word >> TILE_BITS, word & ((1 << TILE_BITS) - 1)
+        arena, place = load_i64(arenas + WORD * own_place), first_place + own_place
         atomic_store(here, (part << _AT_PART) + (op << _AT_OP) + first + place + 1)
         if atomic_load(state + WORD * STATE_STATUS) != OK:
             return False
         kernel, predicate = load_i64(pairs + 2 * WORD * op), load_i64(pairs + 2 * WORD * op + WORD)
-        arena = load_i64(arenas + WORD * place)
         runs = predicate < 0 or some_lane_wants(arena, predicate, num_envs - TILE * (first + place))
         begin = monotonic_ns() if buffer != 0 else 0
         if runs:
@@ -400,8 +400,7 @@ def compile_hw(
 
     Raises:
       ValueError: an argument is out of range, the program has several steps or regroups environments of tiles that
-        depend on each other, or see `build_program` and
-        `build_composite`.
+        depend on each other, or see `build_program` and `build_composite`.
     """
     threads, window, tiles = (operator.index(number) for number in (threads, window, tiles))
     if not 1 <= window <= MAX_SLOTS:

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from orders import assert_same
 from random_streams import unhurried
 from toy_programs import ADDRESSES, compiled, pendulum, pendulum_arrays, pendulum_reference
 
@@ -110,8 +111,7 @@ def test_a_composites_parts_are_regrouped_each_for_itself():
     for own, size in ((first, 100), (last, 70)):
         assert (own[2] == 1).all()
         assert (np.sort(own[1]) == np.arange(size)).all()
-    for found, wanted in zip(swinging, expected, strict=True):
-        np.testing.assert_array_equal(found, wanted)
+    assert_same(swinging, expected)
 
 
 def note_arena(arena, buffers, first_env, num_envs):
