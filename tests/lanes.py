@@ -45,20 +45,24 @@ def run_compiled(
     precision: str = "f32",
     model: Any = None,
     shared: Mapping[str, np.ndarray] | None = None,
+    order: np.ndarray | None = None,
 ) -> Specialized:
     """Compile the kernels and run them, tile by tile in order, on arrays `(num_envs, columns)`, in place.
 
-    `shared` are arrays `(rows, columns)` that all environments read.
+    `shared` are arrays `(rows, columns)` that all environments read. `order` are int32, which environment each lane of
+    each tile gets; None: as they come.
     """
     shared = shared or {}
     special = specialized(kernels, fields, arrays, precision, model, shared)
-    code = cpu.compile_programs(special)
-    arena = np.full(special.layout.arena_bytes + 64, 0xFF, np.uint8)  # NaN: what nobody wrote shows
+    code = cpu.compile_programs(special, grouped=order is not None)
+    arena = np.full(special.layout.arena_bytes + 4 * LANES + 64, 0xFF, np.uint8)  # NaN: what nobody wrote shows
     base = arena.ctypes.data + (-arena.ctypes.data) % 64
     every = [*arrays.values(), *shared.values()]
     pointers = (ctypes.c_void_p * len(every))(*(a.ctypes.data for a in every))
     num_envs = len(next(iter(arrays.values())))
     for first in range(0, num_envs, LANES):
+        if order is not None:
+            ctypes.memmove(base + special.layout.arena_bytes, order[first:].ctypes.data, 4 * LANES)
         for k in kernels:
             _SIGNATURE(code[k.name].address)(base, ctypes.addressof(pointers), first, num_envs)
     return special

@@ -237,6 +237,30 @@ def test_constants_may_stand_on_either_side_of_bits() -> None:
 
 
 @pytest.mark.parametrize("precision", ["f32", "f64"])
+def test_lanes_have_the_environments_that_an_order_names(precision) -> None:
+    """What it leaves out is not touched, nor what it names in lanes beyond the last environment."""
+
+    def body(m, w):
+        w.user.number[0] = ops.to_int(w.user.x[0])
+        w.user.flag[0] = w.user.x[0] > 7.0
+        for i in range(3):
+            w.user.row[i] = w.user.rows[i] + w.user.x[0]
+
+    rng = np.random.default_rng(0)
+    order = np.concatenate([rng.choice(np.arange(0, 40, 2), 40), np.full(24, 33)]).astype(np.int32)
+    x, rows = np.arange(40, dtype=FLOAT[precision])[:, None], rng.random((40, 3)).astype(FLOAT[precision])
+    results = {"number": np.full((40, 1), -1, np.int32), "flag": np.zeros((40, 1), bool), "row": np.full_like(rows, -1)}
+    expected = {name: array.copy() for name, array in results.items()}
+    named = np.unique(order[:40])
+    for name, values in (("number", x), ("flag", x > 7), ("row", rows + x)):
+        expected[name][named] = values[named]
+    reads, writes = ("user.x", "user.rows"), tuple(f"user.{name}" for name in results)
+    run_compiled([Kernel("ordered", body, reads, writes)], {}, {"x": x, "rows": rows} | results, precision, order=order)
+    for name, array in results.items():
+        np.testing.assert_array_equal(array, expected[name])
+
+
+@pytest.mark.parametrize("precision", ["f32", "f64"])
 def test_sign_bits(precision) -> None:
     dtype = FLOAT[precision]
     x = np.array([[1.0], [-1.0], [0.0], [-0.0], [1e-30], [-1e-30], [np.inf], [-np.inf]], dtype)
